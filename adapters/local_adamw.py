@@ -98,6 +98,22 @@ class LocalAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("warmup_steps", 0)  # in states that were saved before there were any
 
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load what `state_dict` gave, as in torch.optim.Optimizer, but for `workers`, which stay those that there are now.
+
+        Args:
+            state_dict: The state.
+
+        Raises:
+            ConfigError: It is another optimizer's.
+        """
+        if not all("workers" in group for group in state_dict["param_groups"]):
+            raise ConfigError("LocalAdamW: the state is that of another optimizer; allowed: one of LocalAdamW")
+        workers = [group["workers"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, workers, strict=True):
+            group["workers"] = own
+
     def add_param_group(self, param_group: dict) -> None:
         """Add a group of parameters, as in torch.optim.Optimizer.
 

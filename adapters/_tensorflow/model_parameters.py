@@ -1,5 +1,6 @@
 """A Keras model as the engine of rounds sees it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,15 @@ import tensorflow as tf
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.rounds import Parameters
+from grace_ext.rounds.parameters import check_own
 
 from .names import common_names, name_of, unique
 
 
 class ModelParameters(Parameters):
-    """The variables that are trainable now, and the floating-point variables that are not, such as BatchNorm's averages.
+    """The variables that are trainable now, and the floating-point variables that never are, such as BatchNorm's averages.
 
-    model: of Keras 3 or tf_keras, built. average_buffers: whether variables that are not trainable take part.
+    model: of Keras 3 or tf_keras, built. average_buffers: whether those take part.
     """
 
     def __init__(self, model: Any, average_buffers: bool):
@@ -27,9 +29,10 @@ class ModelParameters(Parameters):
             if not tf.as_dtype(variable.dtype).is_floating:
                 raise ConfigError(f"variable {name_of(variable)!r} is {variable.dtype}; allowed: real floating point")
         self._variables = dict(zip(unique(common_names([name_of(one) for one in trainable])), trainable, strict=True))
-        self._buffers = [
-            one for one in model.non_trainable_weights if average_buffers and tf.as_dtype(one.dtype).is_floating
-        ]
+        frozen = {id(one) for layer in model._flatten_layers() for one in _trainable_unless_frozen(layer)}
+        others = [one for one in model.non_trainable_weights if id(one) not in frozen]
+        self._buffers = [one for one in others if average_buffers and tf.as_dtype(one.dtype).is_floating]
+        self._own = {f"buffer {number}": one for number, one in enumerate(others)}
 
     def tensors(self) -> list[Tensor]:
         shapes = {name: tuple(variable.shape) for name, variable in self._variables.items()}
@@ -49,12 +52,12 @@ class ModelParameters(Parameters):
 
     def copy(self) -> list[np.ndarray]:
         """Of all trainable variables, for `restore`."""
-        return [_values(variable).copy() for variable in self._variables.values()]
+        return [np.array(variable.numpy()) for variable in self._variables.values()]
 
     def restore(self, copies: list[np.ndarray]) -> None:
         """Return to what `copy` gave."""
         for variable, own in zip(self._variables.values(), copies, strict=True):
-            _mix(variable, own, 0.0)
+            variable.assign(own)
 
     def read_buffers(self) -> np.ndarray:
         return np.concatenate([np.empty(0, np.float32), *map(_values, self._buffers)])
@@ -64,6 +67,17 @@ class ModelParameters(Parameters):
         for buffer, part in zip(self._buffers, np.split(averaged, ends), strict=True):
             _mix(buffer, part, keep)
 
+    def save_own(self, parameters: bool) -> dict[str, np.ndarray]:
+        own = self._own | (self._variables if parameters else {})
+        return {name: np.array(variable.numpy()).reshape(-1).view(np.uint8) for name, variable in own.items()}
+
+    def load_own(self, saved: Mapping[str, np.ndarray]) -> None:
+        known = self._own | self._variables
+        check_own(saved, {name: np.asarray(variable.numpy()).nbytes for name, variable in known.items()})
+        for name, content in saved.items():
+            dtype = tf.as_dtype(known[name].dtype).as_numpy_dtype
+            known[name].assign(np.ascontiguousarray(content).view(dtype).reshape(tuple(known[name].shape)))
+
     def recovered(self) -> None:
         """Moments that are not finite would spoil the next step again: they begin at zero."""
         variables = self._model.optimizer.variables
@@ -71,6 +85,11 @@ class ModelParameters(Parameters):
             values = variable.numpy()
             if tf.as_dtype(variable.dtype).is_floating and not np.isfinite(values).all():
                 variable.assign(np.zeros_like(values))
+
+
+def _trainable_unless_frozen(layer: Any) -> list:
+    """The variables that take part in training unless a layer's `trainable` is False, of which no public property tells."""
+    return getattr(layer, "_trainable_variables", None) or getattr(layer, "_trainable_weights", None) or []
 
 
 def _values(variable: Any) -> np.ndarray:

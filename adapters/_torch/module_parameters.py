@@ -1,7 +1,7 @@
 """A torch module as the engine of rounds sees it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ import torch
 from grace_ext import ConfigError
 from grace_ext.exchange.buckets import Tensor
 from grace_ext.rounds import Parameters
+from grace_ext.rounds.parameters import check_own
 from grace_ext.transport.base import Transport
 
 from .parameter_buckets import as_tensor
@@ -32,6 +33,8 @@ class ModuleParameters(Parameters):
         #: What is the same on all ranks at the start, but takes no part in rounds: frozen parameters, and all buffers.
         self.others = {name: p.data for name, p in module.named_parameters() if not p.requires_grad} | buffers
         self._buffers = [buffer for buffer in buffers.values() if average_buffers and buffer.is_floating_point()]
+        kept = module.state_dict(keep_vars=True).keys()
+        self._own = {name: buffer for name, buffer in buffers.items() if name in kept}
 
     def tensors(self) -> list[Tensor]:
         # All vectors are made on the host, so tensors of several devices may share a bucket.
@@ -76,6 +79,17 @@ class ModuleParameters(Parameters):
         for buffer, part in zip(self._buffers, parts, strict=True):
             _mix(buffer, part, keep)
 
+    def save_own(self, parameters: bool) -> dict[str, np.ndarray]:
+        own = self._own | (self._parameters if parameters else {})
+        return {name: _bytes_of(tensor).copy() for name, tensor in own.items()}
+
+    @torch.no_grad()
+    def load_own(self, saved: Mapping[str, np.ndarray]) -> None:
+        known = self._own | self._parameters
+        check_own(saved, {name: tensor.numel() * tensor.element_size() for name, tensor in known.items()})
+        for name, content in saved.items():
+            _take_bytes(known[name], content)
+
     def recovered(self) -> None:
         """Moments that are not finite would spoil the next step again: such a parameter's begin anew."""
         for optimizer in self._optimizers:
@@ -115,7 +129,14 @@ def _is_finite(values: Iterable) -> bool:
 def take_from_first(transport: Transport, prefix: str, tensors: dict[str, torch.Tensor]) -> None:
     """Give all ranks what the first has of these, in place: a collective."""
     for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        payload = own if transport.rank == 0 else np.empty(0, np.uint8)
-        received = transport.broadcast(f"{prefix}.{name}", payload, 0).wait()
-        tensor.copy_(torch.from_numpy(received.copy()).view(tensor.dtype).view(tensor.shape))
+        payload = _bytes_of(tensor) if transport.rank == 0 else np.empty(0, np.uint8)
+        _take_bytes(tensor, transport.broadcast(f"{prefix}.{name}", payload, 0).wait())
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """uint8[n]"""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _take_bytes(tensor: torch.Tensor, content: np.ndarray) -> None:
+    tensor.copy_(torch.from_numpy(content.copy()).view(tensor.dtype).view(tensor.shape))

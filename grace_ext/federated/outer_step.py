@@ -61,7 +61,7 @@ class OuterStep:
             Arrays by name, for numpy.savez.
         """
         fields = {f"outer.{field}": array for field, array in self._state.items()}
-        return {**fields, "outer_steps": np.array(self._number)} if fields else {}
+        return {**fields, "outer_steps": np.array(self._number)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state_dict` returned.
@@ -81,4 +81,4 @@ class OuterStep:
                 f"{str(self._outer)!r}, {', '.join(sorted(self._state)) or 'nothing'}, for {self._size} elements"
             )
         self._state = {field: np.array(array, np.float32) for field, array in saved.items()}
-        self._number = int(state["outer_steps"]) if saved else self._number
+        self._number = int(state["outer_steps"])

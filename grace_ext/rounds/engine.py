@@ -16,14 +16,15 @@ from ..errors import ConfigError, ExchangeError
 from ..exchange.stats import Statistics
 from ..means.base import check_mean
 from .auto_steps import AutoSteps
+from .buffers import SharedBuffers
 from .fragment import Fragment
 from .header import Contribution, Outcome
-from .parameters import Parameters
-from .timing import check_timing, first_exchange
+from .parameters import Parameters, fitting_arrays
+from .timing import check_kept, check_timing, first_exchange
 from .turn import Turn
 from .weights import SAMPLES, UNIFORM
 
-VERSION = 1
+VERSION = 2
 
 
 class Rounds:
@@ -67,15 +68,11 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ):
         check_timing(len(fragments), steps, seconds, delay, keep, weights)
-        for bucket in [bucket for fragment in fragments if keep for bucket in fragment.exchange.buckets]:
-            if bucket.memory.stateful and not (bucket.memory.sends_differences or bucket.compressor.dense):
-                raise ConfigError(
-                    f"keep={keep} with {str(bucket.compressor)!r} and memory {str(bucket.memory)!r}: moves that are not sent would stay "
-                    "in the parameter and in the memory, and count twice; allowed: keep=0, a dense compression, memory 'none' or 'ef21'"
-                )
+        check_kept(keep, [bucket for fragment in fragments for bucket in fragment.exchange.buckets])
         for mean in [fragment.mean for fragment in fragments if fragment.mean is not None]:
             check_mean(mean, weights == UNIFORM)
         self._parameters, self._worker, self._clock = parameters, worker, clock
+        self._buffers = SharedBuffers(parameters)
         steps = copy.copy(steps)  # an AutoSteps changes
         self._length, self._seconds, self._delay, self._keep, self._weights = steps, seconds, delay, keep, weights
         #: Number of local steps so far.
@@ -110,6 +107,8 @@ class Rounds:
             self._worker.submit(turn.fragment.connect, own).result()
             turn.fragment.assign(0.0)
             turn.rounds = turn.fragment.step - 1
+        self._buffers.values = self._parameters.read_buffers()
+        self._worker.submit(self.fragments[0].take_from_first, "buffers", self._buffers.values).result()
         if isinstance(self._length, AutoSteps):
             chosen = np.array([self._length.steps], "<i8")
             self._worker.submit(self.fragments[0].take_from_first, "auto_steps", chosen).result()
@@ -220,13 +219,13 @@ class Rounds:
         return ended
 
     def _start(self, turn: Turn, joined: bool) -> None:
-        buffers = self._parameters.read_buffers()[: None if turn is self._turns[0] else 0]
-        finite = turn.fragment.measure() and bool(np.isfinite(buffers).all())
+        buffers, shared, are_finite = self._buffers.read(turn is self._turns[0])
+        finite = turn.fragment.measure() and are_finite
         if not finite:
             self._recover()
         weight = turn.samples if self._weights == SAMPLES else float(turn.steps > 0)
         each = (self._clock() - self._began) / turn.steps if turn.steps else 0.0
-        own = Contribution(weight, finite, joined, buffers, each, self._exchanged_in)
+        own = Contribution(weight, finite, joined, buffers, shared, each, self._exchanged_in)
         turn.rounds += 1
         turn.steps, turn.samples, turn.due = 0, 0.0, self._position + self._delay
         turn.outcome = self._worker.submit(turn.fragment.exchange_round, own, self._clock)
@@ -236,6 +235,7 @@ class Rounds:
         the others."""
         self.lost += 1
         self.show_shared()
+        self._buffers.restore()
         self._parameters.recovered()
 
     def _result(self, turn: Turn) -> Outcome:
@@ -253,7 +253,7 @@ class Rounds:
         turn.outcome = turn.due = None
         turn.fragment.assign(keep if outcome.finite else 0.0)
         if outcome.buffers is not None:
-            self._parameters.assign_buffers(outcome.buffers, keep if outcome.finite else 0.0)
+            self._buffers.take(outcome.buffers, keep if outcome.finite else 0.0)
         self._other_bytes += outcome.other_bytes
         self._exchanged_in = outcome.own_seconds
         if isinstance(self._length, AutoSteps):
@@ -294,6 +294,10 @@ class Rounds:
             The state. What is under way is in it as its result.
         """
         found: dict = {"version": VERSION, "steps": self.steps, "position": self._position, "lost": self.lost, "turns": {}}
+        amid = any(
+            turn.steps or turn.outcome is not None for turn in self._turns
+        )  # a round: parameters are not the shared ones
+        found |= {"buffers": self._buffers.values.copy(), "own": self._parameters.save_own(amid)}
         if isinstance(self._length, AutoSteps):
             found["auto_steps"] = self._length.steps
         for number, turn in enumerate(self._turns):
@@ -303,7 +307,7 @@ class Rounds:
         return found
 
     def load_state_dict(self, state: dict) -> None:
-        """Load what `state_dict` gave, on all ranks, each its own. The model's parameters are loaded beside it.
+        """Load what `state_dict` gave, on all ranks, each its own, and with it parameters amid a round, and buffers.
 
         Args:
             state: The state.
@@ -315,9 +319,12 @@ class Rounds:
             raise ConfigError(f"the state of local steps is of version {state.get('version')}; known: {VERSION}")
         if len(state["turns"]) != len(self._turns):
             raise ConfigError(f"the state is of {len(state['turns'])} fragments, and there are {len(self._turns)}")
+        buffers = fitting_arrays("buffers", {"": state["buffers"]}, {"": self._buffers.values})
         self._wait()
         for number, turn in enumerate(self._turns):
             turn.load_state_dict(state["turns"][number])
+        self._parameters.load_own(state["own"])
+        self._buffers.values = buffers[""]
         self._count_from(state)
         self._began = self._clock()
 

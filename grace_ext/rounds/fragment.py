@@ -17,6 +17,7 @@ from ..exchange.stalls import watch_ranks
 from ..means import Mean
 from ..outer import OuterOptimizer
 from ..transport.base import CollectiveHandle, Transport
+from .buffers import mean_of_rows
 from .header import HEADER, Contribution, Outcome, log_losses, read_headers, start_headers
 from .parameters import Parameters, fitting_arrays, is_finite, parts_of
 from .rank_mean import RankMean
@@ -182,7 +183,10 @@ class Fragment:
             exists = any(shares.values())
             if exists and not goes_along:
                 buffers = self._send(own.buffers, shares[self.transport.rank] * self.transport.size)
-            averaged = self._mean_of_buffers(buffers, shares) if exists else None
+            averaged = None
+            if exists and buffers is not None:
+                rows = buffers.wait().copy().view(np.float32).reshape(self.transport.size, -1)
+                averaged = mean_of_rows(rows, shares, own.shared_buffers, self._of_ranks)
             exchanged = (exists or goes_along) and self._receive(shares)
             if exchanged:
                 self._step()
@@ -224,32 +228,24 @@ class Fragment:
         return self.transport.allgather(f"{self.prefix}.{name}", payload).wait()
 
     def _send(self, buffers: np.ndarray, factor: float) -> CollectiveHandle | None:
-        """Send the buffers, and the pseudo-gradient times a factor; 0 for nothing. Returns the handle of the buffers, if there are
-        any, when all is on its way."""
+        """Send the buffers, and the pseudo-gradient times a factor; 0 for a rank that does not count. Returns the handle of the
+        buffers, if there are any, when all is on its way."""
         exchange, handle = self.exchange, None
         if buffers.size:
             own = buffers if factor else np.zeros_like(buffers)
             handle = self.transport.allgather(f"{self.prefix}.buffers", own.view(np.uint8))
-        if factor:
-            for bucket in exchange.buckets:
-                exchange.start(bucket, self._packed(bucket, np.float32(factor)))
-        else:
+        # What the others keep of a rank that does not count is led to zero, or it would count in their mean for ever.
+        sent = [bool(factor) or self._of_ranks is None and bucket.memory.sends_differences for bucket in exchange.buckets]
+        if not sent[0]:
             exchange.begin_step(gradients=False)
-            for bucket in exchange.buckets:
+        for bucket, packs in zip(exchange.buckets, sent, strict=True):
+            if packs:
+                exchange.start(bucket, self._packed(bucket, np.float32(factor)))
+            else:
                 exchange.start_empty(bucket)
         for bucket in exchange.buckets:
             exchange.pending(bucket)
         return handle
-
-    def _mean_of_buffers(self, handle: CollectiveHandle | None, shares: dict[int, float]) -> np.ndarray | None:
-        """In the order of ranks."""
-        if handle is None:
-            return None
-        rows = handle.wait().copy().view(np.float32).reshape(self.transport.size, -1)
-        if self._of_ranks is not None:
-            return self._of_ranks.of_rows(rows, shares)
-        mean = sum(share * row.astype(np.float64) for share, row in zip(shares.values(), rows, strict=True))
-        return mean.astype(np.float32)  # type: ignore[union-attr]
 
     def _receive(self, shares: dict[int, float]) -> bool:
         """Write Δ to `_moved`. False if it is not finite, which no memory keeps, or if no rank counts."""
@@ -276,6 +272,9 @@ class Fragment:
         moved = self._moved[bucket.name]
 
         def pack(out: np.ndarray) -> None:
+            if not factor:  # what has moved may not be finite
+                out[:] = 0
+                return
             with non_finite_allowed():
                 np.multiply(moved, factor, out=out)
 

@@ -31,6 +31,7 @@ class Contribution(NamedTuple):
         finite: Whether its parameters and buffers were finite. If not, it contributes nothing.
         joined: Whether it has no data any more.
         buffers: Its buffers, float32[n], the same n on all ranks.
+        shared_buffers: What the ranks share of them, float32[n].
         step_seconds: Seconds of each of its local steps in the round; 0 if there were none.
         exchange_seconds: Seconds of the exchange of the round before; 0 if there was none.
     """
@@ -39,6 +40,7 @@ class Contribution(NamedTuple):
     finite: bool
     joined: bool
     buffers: np.ndarray
+    shared_buffers: np.ndarray
     step_seconds: float = 0.0
     exchange_seconds: float = 0.0
 
@@ -51,7 +53,7 @@ class Outcome:
         finite: Whether this rank's parameters were finite.
         exchanged: Whether the ranks' pseudo-gradients have changed what they share.
         all_joined: Whether no rank has data any more.
-        buffers: The mean of the ranks' buffers, float32[n]; None if no rank contributed.
+        buffers: The mean of the ranks' buffers, float32[n], as `mean_of_rows` gives it; None if no rank contributed.
         other_bytes: Bytes that this rank has sent beside pseudo-gradients.
         step_seconds: Seconds of a local step of the slowest rank, as all ranks have told; 0 if there were none.
         exchange_seconds: Seconds of the exchange before this one on the slowest rank, as all have told; 0 if there was none.
@@ -119,7 +121,7 @@ def log_losses(headers: np.ndarray, step: int, exchanged: bool) -> None:
     """
     if not headers["finite"].all():
         _LOG.warning(
-            "round %d: the parameters of ranks %s were not finite; they take over what the others share",
+            "round %d: parameters or buffers of ranks %s were not finite; these ranks take over what the others share",
             step,
             np.flatnonzero(headers["finite"] == 0).tolist(),
         )

@@ -63,6 +63,27 @@ class Parameters(Protocol):
             keep: See `assign`.
         """
 
+    def save_own(self, parameters: bool) -> dict[str, np.ndarray]:
+        """Copy what is this rank's own, for a checkpoint: all buffers that a checkpoint of the model has, whatever their dtype.
+
+        Args:
+            parameters: Whether the parameters are this rank's own, too, because it is amid a round.
+
+        Returns:
+            The bytes of each, uint8[n], by name.
+        """
+        raise NotImplementedError
+
+    def load_own(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Load what `save_own` gave.
+
+        Args:
+            saved: Bytes by name.
+
+        Raises:
+            ConfigError: They are those of another model. Then nothing has changed.
+        """
+
     def recovered(self) -> None:
         """Note that all parameters were replaced because one was not finite, so that nothing else of that is left."""
 
@@ -102,6 +123,19 @@ class ArrayParameters(Parameters):
     def read_buffers(self) -> np.ndarray:
         return np.concatenate([np.empty(0, np.float32), *self._buffers])
 
+    def save_own(self, parameters: bool) -> dict[str, np.ndarray]:
+        return {name: array.view(np.uint8).copy() for name, array in self._own(parameters).items()}
+
+    def load_own(self, saved: Mapping[str, np.ndarray]) -> None:
+        known = self._own(True)
+        check_own(saved, {name: array.nbytes for name, array in known.items()})
+        for name, content in saved.items():
+            known[name].view(np.uint8)[:] = content
+
+    def _own(self, parameters: bool) -> dict[str, np.ndarray]:
+        buffers = {f"buffer {number}": buffer for number, buffer in enumerate(self._buffers)}
+        return buffers | (self._flat if parameters else {})
+
     def assign_buffers(self, averaged: np.ndarray, keep: float) -> None:
         start = 0
         for buffer in self._buffers:
@@ -115,6 +149,22 @@ def _mix(array: np.ndarray, shared: np.ndarray, keep: float) -> None:
         array += np.float32(1 - keep) * shared
     else:
         np.copyto(array, shared)
+
+
+def check_own(saved: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> None:
+    """Check what `Parameters.load_own` is given.
+
+    Args:
+        saved: Bytes by name.
+        sizes: How many bytes there are of each name.
+
+    Raises:
+        ConfigError: There are others.
+    """
+    if wrong := sorted(name for name, content in saved.items() if sizes.get(name) != np.size(content)):
+        raise ConfigError(
+            f"the checkpoint's parameters and buffers are of another model; they differ in {', '.join(wrong[:5])}"
+        )
 
 
 def fitting_arrays(what: str, given: dict, wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from .._util.numerics import non_finite_allowed
 from ..communicators.base import Communicator
 from ..communicators.separate import Separate
 from ..errors import ConfigError, ExchangeError
@@ -211,18 +212,27 @@ class RankMean:
             [np.broadcast_to(one, bucket.size) for one, bucket in zip(sent, self._exchange.buckets, strict=True)]
         )
 
-    def of_rows(self, rows: np.ndarray, shares: Mapping[int, float]) -> np.ndarray | None:
-        """Take the mean of vectors that are sent uncompressed.
+    def of_rows(self, rows: np.ndarray, start: np.ndarray, shares: Mapping[int, float]) -> np.ndarray | None:
+        """Take the mean of vectors that are sent uncompressed: of what they have moved by, as of parameters.
 
         Args:
             rows: float32[ranks, n].
+            start: What the ranks started from, float32[n], finite.
             shares: The share of each rank.
 
         Returns:
             float32[n]; None if no rank with a share has a finite vector.
         """
-        vectors = {rank: functools.partial(np.asarray, rows[rank]) for rank, share in shares.items() if share}
-        return self._mean_of(vectors, shares, dict.fromkeys(vectors, lambda: True))[0]
+        if isinstance(self.mean, SenderMean):  # the weighted mean, which needs no start
+            start = np.zeros_like(start)
+
+        def moved(rank: int) -> np.ndarray:
+            with non_finite_allowed():
+                return rows[rank] - start
+
+        vectors = {rank: functools.partial(moved, rank) for rank, share in shares.items() if share}
+        mean = self._mean_of(vectors, shares, dict.fromkeys(vectors, lambda: True))[0]
+        return None if mean is None else start + mean
 
     def _mean_of(
         self,

@@ -1,8 +1,10 @@
 """When rounds are made: which numbers of steps, delays and fragments fit together."""
 
 import math
+from collections.abc import Iterable
 
 from ..errors import ConfigError
+from ..exchange.buckets import Bucket
 from .auto_steps import AutoSteps
 from .weights import SAMPLES, UNIFORM
 
@@ -61,3 +63,21 @@ def check_timing(fragments: int, steps: object, seconds: float | None, delay: in
         raise ConfigError(f"keep={keep} with delay={delay}; allowed: from 0 to below 1, above 0 only with a delay")
     if weights not in (UNIFORM, SAMPLES):
         raise ConfigError(f"weights={weights!r}; allowed: {UNIFORM!r}, {SAMPLES!r}")
+
+
+def check_kept(keep: float, buckets: Iterable[Bucket]) -> None:
+    """Check that no move counts twice.
+
+    Args:
+        keep: See Rounds.
+        buckets: Those of all fragments.
+
+    Raises:
+        ConfigError: A memory keeps moves that are not sent, and `keep` leaves them in the parameters, too.
+    """
+    for bucket in buckets if keep else ():
+        if bucket.memory.stateful and not (bucket.memory.sends_differences or bucket.compressor.dense):
+            raise ConfigError(
+                f"keep={keep} with {str(bucket.compressor)!r} and memory {str(bucket.memory)!r}: moves that are not sent would stay "
+                "in the parameter and in the memory, and count twice; allowed: keep=0, a dense compression, memory 'none' or 'ef21'"
+            )

@@ -115,6 +115,15 @@ def test_a_saved_state_goes_on_bit_for_bit():
     assert all(torch.equal(p, q) for p, q in zip(ours, resumed, strict=True))
 
 
+def test_a_state_leaves_the_number_of_workers_as_it_is():
+    optimizer = LocalAdamW(groups(parameters()), 1e-2, BETAS, workers=4)
+    fewer = LocalAdamW(groups(parameters()), 1e-3, BETAS, workers=3)
+    fewer.load_state_dict(optimizer.state_dict())
+    assert [(group["workers"], group["lr"]) for group in fewer.param_groups] == [(3, 1e-2), (3, 3e-2)]
+    with pytest.raises(ConfigError, match="that of another optimizer"):
+        fewer.load_state_dict(torch.optim.AdamW(groups(parameters())).state_dict())
+
+
 def test_a_state_that_is_older_than_warmup_goes_on_without():
     ours, resumed = parameters(), parameters()
     optimizer = LocalAdamW(groups(ours), 1e-2, BETAS, workers=4, warmup_steps=0)

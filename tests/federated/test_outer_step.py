@@ -7,6 +7,7 @@ from grace_ext import ConfigError
 from grace_ext.federated import Client, Server
 from grace_ext.federated.outer_step import OuterStep
 from grace_ext.outer import make_outer
+from grace_ext.outer.sgd import SGD
 
 SIZE, CLIENTS = 40, 4
 
@@ -68,3 +69,18 @@ def test_a_round_that_could_not_end_leaves_the_state():
 def test_something_else_is_refused():
     with pytest.raises(ConfigError, match="optimizer=3; allowed"):
         Server(start(), CLIENTS, optimizer=3)
+
+
+def test_an_optimizer_without_arrays_goes_on_with_the_number_of_its_step():
+    class Falling(SGD):
+        def step(self, values, change, state, number):
+            super().step(values, change / np.float32(number), state, number)
+
+    step, model = OuterStep(Falling(), SIZE), start()
+    for _ in range(3):
+        step = step.made(model, np.ones(SIZE, np.float32))
+    again, other = OuterStep(Falling(), SIZE), model.copy()
+    again.load_state_dict(step.state_dict())
+    step.made(model, np.ones(SIZE, np.float32))
+    again.made(other, np.ones(SIZE, np.float32))
+    assert model.tobytes() == other.tobytes()

@@ -309,6 +309,24 @@ def test_rounds_go_on_when_ranks_leave_and_come(case, now):
     assert all(row[5] > earlier[0].rounds.stats()["bytes_in"] for row in rows[:RANKS])
 
 
+@pytest.mark.parametrize("options", [{"steps": 4}, {"steps": 6, "fragments": 2, "delay": 2}], ids=str)
+def test_a_state_brings_the_parameters_of_a_rank_amid_a_round(options):
+    """Rounds that are made after the model was loaded give all ranks the parameters of the first."""
+
+    def resume(transport):
+        worker = Worker(transport, **options).train(6 if "fragments" in options else 5)
+        state, after = worker.rounds.state_dict(), worker.train(9, first=6).flat
+        again = Worker(transport, start=arrays(7), **options)
+        again.rounds.load_state_dict(state)
+        assert again.train(9, first=6).flat.tobytes() == after.tobytes()
+        done = Worker(transport, steps=4).train(4).rounds.state_dict()
+        assert not done["own"]  # they are the shared ones
+        with pytest.raises(ConfigError, match="of another model; they differ in a, none"):
+            again.parameters.load_own({"a": np.zeros(1, np.uint8), "none": np.zeros(1, np.uint8)})
+
+    on_all_ranks(resume, 2)
+
+
 def test_a_checkpoint_on_some_ranks_only_is_refused_by_all():
     states = on_all_ranks(lambda t: Worker(t, steps=2).train(4).rounds.state_dict(), 2)
 
@@ -337,7 +355,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other, said):
         before = worker.rounds.state_dict()
         with pytest.raises(ConfigError, match=said):
             worker.rounds.load_state_dict(state)
-        with pytest.raises(ConfigError, match="version 7; known: 1"):
+        with pytest.raises(ConfigError, match="version 7; known: 2"):
             worker.rounds.load_state_dict({**state, "version": 7})
         assert equal(before, worker.rounds.state_dict())
 

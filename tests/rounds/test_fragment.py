@@ -47,6 +47,33 @@ def test_all_ranks_have_the_same_bits_after_each_round(compression, memory, oute
     assert not np.array_equal(rows[0][0], rows[0][3])
 
 
+@pytest.mark.parametrize("how", ["joins", "is not finite"])
+def test_ef21_forgets_a_rank_that_does_not_count(how):
+    """The others would add its last estimate to the mean for ever."""
+
+    def train(transport):
+        worker = Worker(transport, compression="dense/minmax:8", rules={"*": "dense/minmax:8"}, memory="ef21", steps=1)
+
+        def step(number):
+            for array in worker.arrays.values():
+                array += np.float32([1, -1][worker.rank])
+
+        worker.train(2, step=step)
+        began = worker.shared.copy()
+        if worker.rank == 0:
+            worker.train(4, step=step)
+            worker.rounds.join()
+        elif how == "joins":
+            worker.rounds.join()
+        else:
+            worker.train(4, step=lambda number: worker.arrays["a"].fill(np.nan))
+            worker.rounds.join()
+        return worker.shared - began
+
+    for moved in on_all_ranks(train, 2):
+        np.testing.assert_allclose(moved, 4, rtol=0.02)
+
+
 def test_ef21_sends_differences_and_ranks_stay_equal():
     rows = on_all_ranks(lambda t: Worker(t, memory="ef21", rules={"*": "topk:0.2/rice/raw"}, steps=1).train(8).flat, RANKS)
     assert all(row.tobytes() == rows[0].tobytes() for row in rows)
@@ -153,7 +180,7 @@ def test_a_rank_that_is_not_finite_contributes_nothing_and_returns(spec, bad, ca
     assert spec == "dense/raw" or rows[0][2].tobytes() != rows[0][4].tobytes()
     if spec == "dense/raw":
         np.testing.assert_allclose(rows[0][3], (rows[0][0] + rows[2][0]) / 2, rtol=1e-5, atol=1e-6)
-    assert "round 2: the parameters of ranks [1] were not finite" in caplog.text
+    assert "round 2: parameters or buffers of ranks [1] were not finite" in caplog.text
 
 
 def test_a_round_in_which_no_rank_is_finite_changes_nothing():

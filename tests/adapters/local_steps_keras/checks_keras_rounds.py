@@ -16,7 +16,8 @@ from grace_ext import ConfigError
 from grace_ext.adapters._common import state_files
 from grace_ext.adapters.horovod_tensorflow import DistributedOptimizer
 from grace_ext.adapters.local_steps_keras import LocalStepsCallback
-from grace_ext.means import Median
+from grace_ext.means import ClippedMean, Median
+from grace_ext.rounds.header import HEADER
 
 APIS = (keras, tf_keras)
 BATCH = 8  # of each rank
@@ -118,6 +119,42 @@ def training_goes_on_bit_for_bit_from_a_file():
         fit(other, [resumed], data(steps=4))
         assert (flat(net) == flat(other)).all()
         assert resumed.compression_stats()["local_steps"] == 10
+
+
+@check
+def training_goes_on_bit_for_bit_from_the_middle_of_a_round():
+    for api in APIS:
+        path = Path(sys.argv[1]) / f"amid{api.__name__}{hvd.rank()}.npz"
+        callback, kept = LocalStepsCallback("sparseloco", steps=3), []
+
+        class Save(api.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None, save=callback.save, kept=kept, path=path):
+                if batch == 3:
+                    save(path)
+                    kept[:] = self.model.get_weights()
+
+        net = compiled(api, normalized=True)
+        fit(net, [callback, Save()])
+        other, resumed = compiled(api, normalized=True, seed=9), LocalStepsCallback("sparseloco", steps=3)
+        other.set_weights(kept)
+        resumed.load(path)
+        fit(other, [resumed], tuple(array[4 * BATCH :] for array in data()))
+        assert (flat(net) == flat(other)).all()
+
+
+@check
+def frozen_layers_take_no_part():
+    for api in APIS:
+        net = compiled(api, normalized=True)
+        net.get_layer("hidden").trainable = False
+        net.compile(api.optimizers.SGD(0.1), "mse")
+        frozen = [value.copy() for value in net.get_layer("hidden").get_weights()]
+        callback = LocalStepsCallback("fedavg", steps=2, mean=ClippedMean(radius=0.1))
+        fit(net, [callback])
+        for before, after in zip(frozen, net.get_layer("hidden").get_weights(), strict=True):
+            assert (before == after).all()
+        stats = callback.compression_stats()
+        assert stats["other_bytes_out"] == stats["rounds"] * (HEADER.itemsize + 2 * 96 * 4)  # BatchNorm's averages
 
 
 @check
