@@ -209,5 +209,12 @@ def parts_of(bucket: Bucket, vector: np.ndarray) -> Sequence[tuple[str, np.ndarr
 
 
 def is_finite(vector: np.ndarray) -> bool:
-    """Return whether no element of a vector, float32[size], is NaN or Inf. It makes no array, as numpy's isfinite does."""
+    """Say whether no element of a vector is NaN or Inf, without an array in between.
+
+    Args:
+        vector: float32[size].
+
+    Returns:
+        Whether all elements are finite.
+    """
     return bool(max_magnitude(vector) < NON_FINITE)
