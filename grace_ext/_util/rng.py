@@ -10,7 +10,7 @@ import struct
 
 import xxhash
 
-from ..errors import ConfigError
+from .arguments import checked_integer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,14 +52,12 @@ def checked_seed(seed: int) -> int:
     """Check a seed.
 
     Args:
-        seed: Any integer.
+        seed: Any integer, also one of numpy.
 
     Returns:
         The seed as an int.
 
     Raises:
-        ConfigError: It does not fit 64 bits with a sign.
+        ConfigError: It is no integer, or does not fit 64 bits with a sign.
     """
-    if not -(2**63) <= int(seed) < 2**63:
-        raise ConfigError(f"seed={seed}; allowed: integers of 64 bits")
-    return int(seed)
+    return checked_integer("seed", seed)

@@ -120,8 +120,10 @@ class Memory(Stage, OptimizerPart, AcceleratorPart):
             float32[d]; never the gradient's own buffer if it differs from it.
 
         Raises:
-            ConfigError: This memory works only inside an exchange.
+            ConfigError: This memory works only inside an exchange, or the gradient has not one dimension.
         """
+        if self.stateful or self.has_hooks:
+            raise ConfigError(f"memory {self.name!r} works only inside an exchange: use it there, or memory 'residual'")
         return gradient
 
     def update(self, name: str, compensated: np.ndarray, transmitted: np.ndarray) -> None:
@@ -131,6 +133,9 @@ class Memory(Stage, OptimizerPart, AcceleratorPart):
             name: Name of the tensor.
             compensated: What was compressed, float32[d].
             transmitted: What receivers decode, float32[d].
+
+        Raises:
+            ConfigError: An array has not one dimension, or they differ in size.
         """
 
     def begin(

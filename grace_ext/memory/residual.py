@@ -6,7 +6,7 @@ import numpy as np
 
 from ..communicators.base import Pending
 from ..errors import ConfigError
-from ..pipeline.compressor import Compressor
+from ..pipeline.compressor import Compressor, as_dense
 from ..registry import register
 from .arrays import Arrays, NumpyArrays
 from .base import Memory
@@ -56,11 +56,17 @@ class Residual(Memory):
         return self._of_rows
 
     def compensate(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        if self.corrects_gradient:  # in `correct_gradient`, which only an exchange calls
+            return super().compensate(name, gradient)
+        gradient = _vector("gradient", name, gradient)
         state = self._residual.find(name, gradient.size)
         # A zero is added where there is no state, because the fused path turns -0.0 into 0.0 as well.
         return gradient + (np.float32(0) if state is None else state)
 
     def update(self, name: str, compensated: np.ndarray, transmitted: np.ndarray) -> None:
+        compensated, transmitted = _vector("compensated", name, compensated), _vector("transmitted", name, transmitted)
+        if compensated.size != transmitted.size:
+            raise ConfigError(f"compensated of {name!r} has {compensated.size} elements, transmitted {transmitted.size}")
         error = compensated - transmitted
         if np.isfinite(error).all():
             self._residual.put(name, self._decayed(error))
@@ -113,3 +119,13 @@ class Residual(Memory):
     def load_state_dict(self, state: dict[str, dict[str, np.ndarray]], copy: bool = True) -> None:
         super().load_state_dict(state, copy)
         self._begun_rows.clear()
+
+
+def _vector(what: str, name: str, array: np.ndarray) -> np.ndarray:
+    """A vector that is given on the plain road, as float32."""
+    if np.ndim(array) != 1:
+        raise ConfigError(
+            f"{what} of {name!r} has the shape {np.shape(array)}; allowed: one dimension, as of {what}.reshape(-1), since "
+            f"decompress gives one"
+        )
+    return as_dense(array)[0]

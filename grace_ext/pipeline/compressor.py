@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import registry
+from .._util.arguments import checked_integer, checked_text
 from .._util.rng import Stream, checked_seed
 from ..errors import ConfigError
 from . import container, spec
@@ -110,19 +111,21 @@ class Compressor(Encoder):
         Args:
             gradient: Array of any shape, float32, float16, bfloat16 or float64.
             name: Name of the tensor; it selects the random numbers, together with the seed, `step` and `rank`.
-            step: Number of the training step.
-            rank: Number of the rank.
+            step: Number of the training step, an integer of 64 bits.
+            rank: Number of the rank, an integer of 64 bits.
             shape: Whether the container stores the gradient's shape.
 
         Returns:
             The container, uint8[m].
 
         Raises:
-            ConfigError: No container can hold the gradient: its dtype is another one, or it or its shape is too large.
+            ConfigError: No container can hold the gradient: its dtype is another one, or it or its shape is too large. Or the
+                name is no str, or `step` or `rank` no integer of 64 bits.
         """
+        stream = Stream(self.seed, checked_text("name", name), checked_integer("step", step), checked_integer("rank", rank))
         dense, dtype = as_dense(gradient)
         stored_shape = np.shape(gradient) if shape else None
-        return self.encode(dense, Stream(self.seed, name, step, rank), dtype=dtype, shape=stored_shape).blob
+        return self.encode(dense, stream, dtype=dtype, shape=stored_shape).blob
 
 
 class LowRankCompressor(Compressor):
@@ -184,7 +187,7 @@ def make_compressor(compression: str | dict | Compressor, seed: int = 0) -> Comp
         The compressor.
 
     Raises:
-        ConfigError: A stage or option is unknown, or the stages do not fit together.
+        ConfigError: A stage or option is unknown, the stages do not fit together, or the seed is no integer of 64 bits.
     """
     if isinstance(compression, Compressor):
         return compression

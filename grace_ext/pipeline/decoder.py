@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import registry
+from .._util.arguments import checked_factor
 from .._util.scratch import scratch
 from ..errors import ConfigError, ContainerError
 from ..kernels import add_at, add_dense, mean_sparse, sum_sparse, sum_sparse_at, sum_sparse_squares
@@ -122,14 +123,14 @@ def decode_add(buffer: ByteBuffer, accumulator: np.ndarray, weight: float = 1.0)
     Args:
         buffer: The container: uint8[n], bytes, bytearray or memoryview.
         accumulator: float32[d], contiguous and writable; it stays as it was if an error is raised.
-        weight: Factor of the gradient.
+        weight: Factor of the gradient, finite.
 
     Raises:
-        ConfigError: The accumulator is not such an array.
+        ConfigError: The accumulator is not such an array, or the weight is not such a number.
         ContainerError: The buffer is not a container of d elements.
     """
     _check_accumulator(accumulator)
-    _add(container.parse(buffer, accumulator.size), accumulator, np.float32(weight))
+    _add(container.parse(buffer, accumulator.size), accumulator, checked_factor("weight", weight))
 
 
 def add_all(containers: list[Container], accumulator: np.ndarray) -> None:

@@ -13,6 +13,8 @@ _SIZE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
 class Patterns:
     """A mapping from name patterns ("*.bias", "encoder.*") or sizes ("<=1024", ">100000"); the first that fits decides.
 
+    A pattern is one of fnmatch, with *, ? and [ab], or the exact name of a tensor, which may have brackets ("block[0].weight").
+
     Args:
         what: Name of the argument that the mapping is, for messages.
         mapping: Values by pattern or size.
@@ -43,7 +45,7 @@ class Patterns:
             What was made of the rule's value; None if no rule fits.
         """
         for pattern, limit, found in self._rules:
-            if _holds(size, *limit) if limit else fnmatch.fnmatchcase(name, pattern):
+            if _holds(size, *limit) if limit else name == pattern or fnmatch.fnmatchcase(name, pattern):
                 return found
         return None
 

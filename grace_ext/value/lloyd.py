@@ -32,8 +32,9 @@ class Lloyd(ValueCodec):
     "Value sections").
 
     Args:
-        error: The relative L2 error to aim at, 0.01 to 0.9. It is met within a few percent, and is smaller where a larger
-            error would not save bits.
+        error: The relative L2 error to aim at, 0.01 to 0.9. It is met within a few percent from 1,000 values on, or from 200
+            where it is at least 0.05, unless one value is nearly all of the norm. That of 20 values can be twice as large, and
+            that of 2 to 10 five times. It is smaller where a larger error would not save bits.
         entropy: The lossless code of the levels: ans, huffman or none.
 
     Source:

@@ -10,6 +10,7 @@ from support.memory_exchanges import RANKS, gradient, make, step, topk
 import grace_ext
 from grace_ext import ConfigError, registry
 from grace_ext.memory.base import Memory
+from grace_ext.memory.residual import Residual
 from grace_ext.transport import InProcessGroup
 
 
@@ -160,3 +161,30 @@ def test_a_memory_with_hooks_of_its_own_says_itself_whether_they_work_on_an_acce
 
     for hook in ("correct_gradient", "on_received"):
         assert order[owner(hook)] is Memory or owner("works_at_positions") <= owner(hook), hook
+
+
+OPTIONS = {"onebit_adam": ":5"}  # those without which there is no memory of that name
+
+
+@pytest.mark.parametrize("name", registry.names("memory"))
+def test_outside_of_an_exchange_a_memory_makes_up_for_errors_or_says_that_it_does_not(name):
+    memory, gradient = grace_ext.memory(name + OPTIONS.get(name, "")), np.arange(1, 9, dtype=np.float32)
+    if name == "none":
+        return
+    try:
+        given = memory.compensate("w", gradient)
+    except ConfigError as error:
+        assert str(error).startswith(f"memory {name!r}") and "exchange" in str(error)
+        return
+    memory.update("w", given, np.zeros(8, np.float32))
+    assert not np.isclose(memory.compensate("w", gradient), gradient).any()
+
+
+@pytest.mark.parametrize("base", [Memory, Residual])
+def test_a_memory_that_only_has_hooks_cannot_be_used_outside_of_an_exchange_by_mistake(base):
+    class Later(base):
+        name = "later"
+        stateful = has_hooks = corrects_gradient = True
+
+    with pytest.raises(ConfigError, match="memory 'later' works only inside an exchange"):
+        Later().compensate("w", np.ones(3, np.float32))

@@ -45,6 +45,34 @@ def test_a_non_finite_step_leaves_the_plain_state_as_it_was(residual, special):
         assert kept(residual) == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("spec", ["residual", "residual:bits=16", "residual:bits=8"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_on_the_plain_road_all_is_float32_whatever_the_gradient_is(spec, dtype):
+    memory, gradient = grace_ext.memory(spec), gauss(200).astype(dtype)
+    for _ in range(2):
+        compensated = memory.compensate("w", gradient)
+        assert compensated.dtype == np.float32 and not np.shares_memory(compensated, gradient)
+        memory.update("w", compensated.astype(dtype), np.zeros(200, dtype))
+    assert memory._residual.current("w").dtype == np.float32 == memory.state_dict()["w"]["residual"].dtype
+    np.testing.assert_allclose(memory.compensate("w", 0 * gradient), 2 * gradient.astype(np.float32), rtol=0, atol=0.2)
+
+
+def test_the_plain_road_has_vectors_only(residual):
+    gradient = gauss(200).reshape(10, 20)
+    for wrong, shape in ((gradient, r"\(10, 20\)"), (np.float32(3), r"\(\)")):
+        with pytest.raises(ConfigError, match=rf"gradient of 'w' has the shape {shape}; allowed: one dimension"):
+            residual.compensate("w", wrong)
+    with pytest.raises(ConfigError, match=r"compensated of 'w' has the shape \(10, 20\)"):
+        residual.update("w", gradient, gradient)
+    with pytest.raises(ConfigError, match=r"transmitted of 'w' has the shape \(10, 20\)"):
+        residual.update("w", gradient.reshape(-1), gradient)
+    with pytest.raises(ConfigError, match="compensated of 'w' has 200 elements, transmitted 1"):
+        residual.update("w", gradient.reshape(-1), np.zeros(1, np.float32))
+    with pytest.raises(ConfigError, match="not int64"):
+        residual.compensate("w", np.arange(3))
+    assert residual.state_dict() == {}
+
+
 def test_commit_puts_the_next_state_in_force(residual):
     assert begun(residual, value=1).tolist() == [0, 0, 0, 0], "the first state is zero"
     assert kept(residual) == [0, 0, 0, 0]

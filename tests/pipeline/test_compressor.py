@@ -92,6 +92,30 @@ def test_accumulators_that_are_refused(wrong):
             run()
 
 
+@pytest.mark.parametrize("spec", ["topk:0.1/rice/raw", "topk:0.1/rice/qsgd:7"])
+@pytest.mark.parametrize(
+    "wrong", [{"step": 1.5}, {"step": 2**63}, {"rank": None}, {"rank": "3"}, {"name": None}, {"name": b"a"}], ids=str
+)
+def test_names_and_numbers_that_are_refused(spec, wrong):
+    """Also where the spec draws no random numbers."""
+    [(option, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=f"{option}={value!r}; allowed: "):
+        grace_ext.compressor(spec).compress(gauss(8), **wrong)
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1", "powersgd:2"])
+def test_seeds(spec):
+    for wrong in (1.5, "3", None, np.nan, np.inf, 2**63):
+        with pytest.raises(ConfigError, match="seed=.*; allowed: integers of 64 bits"):
+            grace_ext.compressor(spec, seed=wrong)
+    assert grace_ext.compressor(spec, seed=np.int64(5)) == grace_ext.compressor(spec, seed=5)
+
+
+def test_numpys_integers_are_numbers():
+    c, gradient = grace_ext.compressor("topk:0.1/rice/qsgd:7"), gauss(1000)
+    assert same_bits(c.compress(gradient, step=np.int32(7), rank=np.uint8(2)), c.compress(gradient, step=7, rank=2))
+
+
 def test_encoded_tells_what_the_container_holds():
     gradient = gauss(1000)
     encoded = grace_ext.compressor("topk:0.1/rice/qsgd").encode(gradient, Stream())

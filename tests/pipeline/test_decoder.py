@@ -111,6 +111,15 @@ def test_accumulators_that_cannot_be_written_to(wrong):
             run()
 
 
+@pytest.mark.parametrize("weight", [None, "1", np.nan, np.inf, 1e300, np.array([0.5])], ids=repr)
+def test_a_weight_is_a_finite_number(weight):
+    for spec in ("topk:0.1/rice/raw", "dense/raw"):
+        out = gauss(D)
+        with pytest.raises(ConfigError, match="weight=.*; allowed: numbers that are finite in float32"):
+            decode_add(blob(spec), out, weight)
+        assert same_bits(out, gauss(D))
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_rows_are_those_of_the_dense_sum(ranks):
     width, blobs = 6, [blob("topk:0.01/rice/raw", seed) for seed in range(ranks)]

@@ -29,6 +29,18 @@ def test_names_are_case_sensitive_and_match_as_a_whole():
     assert not found({"fc": "x"}, "fc.weight", 1)
 
 
+@pytest.mark.parametrize("name", ["block[0].weight", "['a']['b']", "[", "[!x]"])
+def test_the_exact_name_of_a_tensor_fits_whatever_is_in_it(name):
+    """['a']['b'] is a name of the adapter for JAX."""
+    assert found({"other": "x", name: "by name"}, name, 1) == "BY NAME"
+    assert found({"*": "first", name: "by name"}, name, 1) == "FIRST", "the order decides here as well"
+    assert not found({name: "by name"}, name + "2", 1)
+
+
+def test_brackets_are_also_a_pattern():
+    assert found({"block[01].*": "x"}, "block1.weight", 1) and not found({"block[01].*": "x"}, "block[01].weight", 1)
+
+
 @pytest.mark.parametrize("key", ["", None, 5, "<=many", "<", ">=1e6"])
 def test_keys_that_make_no_sense(key):
     with pytest.raises(ConfigError, match="rules: "):

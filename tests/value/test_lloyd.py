@@ -76,6 +76,23 @@ def test_the_error_is_met(inputs, error):
         assert found >= 0.92 * error or bits < 1.01
 
 
+@pytest.mark.parametrize(
+    "error, k, times",
+    [
+        *((error, 1000, 1.06) for error in (0.01, 0.02)),
+        *((error, 200, 1.06) for error in (0.05, 0.1, 0.3)),
+        *((error, 20, 2) for error in (0.01, 0.05, 0.3)),
+        *((0.01, k, 5) for k in (1, 2, 5, 10)),
+    ],
+)
+def test_of_how_many_values_the_error_is_met(error, k, times):
+    """As the option's text says: the search takes the values of a bin for evenly spread ones, which few values are not."""
+    rng = np.random.default_rng(k)
+    for _ in range(20):
+        for values in (rng.standard_normal(k), rng.laplace(size=k), largest(rng.standard_normal(20 * k), 0.05)):
+            assert tried(f"lloyd:{error}", values.astype(np.float32))[1] <= times * error
+
+
 @pytest.mark.parametrize("error", ERRORS)
 def test_near_the_rate_distortion_bound(inputs, error):
     """Normal values need 1/2 log2(1 / D) bits at least (D the squared error); the bar is half a bit more. Theory says
