@@ -1,7 +1,6 @@
 """Where the arrays of a model are in the one vector that is compressed."""
 
 import dataclasses
-import fnmatch
 import json
 import math
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import xxhash
 from flwr.app import Array, ArrayRecord
 
 from grace_ext import ConfigError, ContainerError
+from grace_ext._util.names import fits
 from grace_ext.pipeline.container import check_elements
 
 _FLOATS = ("float16", "float32", "float64")
@@ -56,7 +56,7 @@ class Layout:
 
         Args:
             arrays: The model.
-            unchanged: Patterns, as of fnmatch, of the names of arrays that are not a part of the vector.
+            unchanged: Patterns, as of fnmatch, of the names of arrays that are not a part of the vector, or these names.
 
         Returns:
             The layout.
@@ -66,7 +66,7 @@ class Layout:
         """
         entries = []
         for name, array in arrays.items():
-            sent = not any(fnmatch.fnmatchcase(name, pattern) for pattern in unchanged)
+            sent = not fits(name, unchanged)
             if sent and array.dtype not in _FLOATS:
                 raise ConfigError(
                     f"the array {name!r} is {array.dtype}; allowed: {', '.join(_FLOATS)}, or a pattern in unchanged=(...) "

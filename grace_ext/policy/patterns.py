@@ -1,10 +1,10 @@
 """Which tensors a rule is for: name patterns and sizes."""
 
-import fnmatch
 import re
 from collections.abc import Callable
 from typing import Any
 
+from .._util.names import fits
 from ..errors import ConfigError
 
 _SIZE = re.compile(r"(<=|<|>=|>)\s*(\d+)")
@@ -45,7 +45,7 @@ class Patterns:
             What was made of the rule's value; None if no rule fits.
         """
         for pattern, limit, found in self._rules:
-            if _holds(size, *limit) if limit else name == pattern or fnmatch.fnmatchcase(name, pattern):
+            if _holds(size, *limit) if limit else fits(name, [pattern]):
                 return found
         return None
 

@@ -3,9 +3,9 @@
 Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512, section 2.2.
 """
 
-import fnmatch
 from collections.abc import Sequence
 
+from .._util.names import fits
 from ..errors import ConfigError
 from ..exchange.buckets import Tensor
 
@@ -47,7 +47,7 @@ def split(tensors: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]]
 def _fits(name: str, patterns: Sequence[str]) -> bool:
     if isinstance(patterns, str):
         raise ConfigError(f"fragments: {patterns!r}; allowed: a list of name patterns for each fragment")
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return fits(name, patterns)
 
 
 def _equal_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
