@@ -53,7 +53,7 @@ def DistributedOptimizer(
     Args:
         optimizer: The optimizer to wrap.
         named_parameters: model.named_parameters(). Names appear in rules and in state_dict(); without them, parameters are
-            numbered.
+            numbered. Of a parameter with several names, the first one counts.
         compression: See CompressionOptions.
         backward_passes_per_step: How many backward passes are accumulated before gradients are exchanged.
         op: hvd.Average or hvd.Sum.
@@ -63,7 +63,8 @@ def DistributedOptimizer(
         groups: See CompressionOptions.
         sparse_as_dense: Sparse gradients, as nn.Embedding(sparse=True) makes them, are made dense. Otherwise they are
             exchanged as rows and stay sparse, with each row once; where no rule says anything else, as "dense/lloyd:0.1" by
-            default. Which parameters have such gradients is seen in the first step in which they have gradients.
+            default. On which parameters have such gradients the ranks agree in the first step: a table that has no gradient in
+            it on any rank is exchanged as a dense one from then on, which the log "grace_ext" says.
         process_set: The ranks that exchange gradients.
         release_gradients: Take gradients out of p.grad when they are exchanged, and free their memory once they are encoded, so
             that error feedback by allgather needs one float32 copy of them less (docs/choosing.md). Until synchronize() or step()

@@ -74,7 +74,7 @@ SHARED = {
     " adapters/_torch/kernels/{lloyd,radix,ranges,rice,signs,sketch,sketchml,tables,ternary,threelc,topk,traffic}",
     "adapters/torch_kernels/test_compiling.py": "adapters/_torch/kernels/{catalogue,compiling}",
     "adapters/torch_kernels/test_device_check.py": "adapters/_torch/device_check adapters/_torch/device_training",
-    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_transport,first_step}",
+    "adapters/torch_ddp/test_torch_ddp.py": "adapters/_torch/{ddp_buckets,ddp_options,ddp_results,ddp_transport,first_step}",
     "adapters/_flower/test_strategy.py": "adapters/_flower/records",
     "adapters/_flower/test_mod.py": "adapters/_flower/client_state",
     "adapters/jax/test_jax.py": "adapters/_common/mpi_transport adapters/_jax/{gradient_exchange,primitive}",

@@ -20,7 +20,7 @@ from .device import behind_current_stream
 from .gradients import own_array
 from .output_buffer import OutputBuffer, to_gradient_layout
 from .parameter_buckets import ParameterBuckets, as_tensor
-from .rows import comes_as_rows
+from .rows import comes_as_rows, say_if_dense
 from .taken import TakenGradients
 from .torch_options import TorchOptions
 
@@ -190,6 +190,8 @@ class TorchBuckets(ParameterBuckets):
         if self.order is None:
             as_rows = not self._sparse_as_dense and comes_as_rows(name, self.parameters[name].grad)
             self._gradient_kinds[name] = _ROWS if as_rows else _DENSE
+        elif not self._sparse_as_dense:
+            say_if_dense(name, self.parameters[name].grad, self._bucket_of[name])
         self._passes_left[name] -= 1
         if self._passes_left[name] == 0:
             if self.order is None and name not in self._ready_order:

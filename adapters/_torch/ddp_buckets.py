@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.session import StateSession
 
 from .._common.options import CompressionOptions
+from .ddp_results import DdpResults, Result, is_in_backward
 from .gradients import flat_arrays
 from .output_buffer import is_non_overlapping_and_dense
 from .parameter_buckets import ParameterBuckets, as_tensor
@@ -46,6 +47,8 @@ class DdpBuckets(ParameterBuckets):
         super().__init__(exchange, options, prefix)
         self._states = StateSession(options.on_resize, gather_memories)
         self._worker, self._grad_scaler = worker, options.grad_scaler
+        self._ddp_results = DdpResults()
+        self._finite = True  # whether the last step was
         self.parameters = dict(parameters)
         self._names = {id(p): name for name, p in parameters.items()}
         self._numbered = not parameters
@@ -85,6 +88,8 @@ class DdpBuckets(ParameterBuckets):
         try:
             if self.exchange.transport.size == 1:
                 return self._skip_exchange(bucket)
+            if bucket.index() == 0 and is_in_backward():
+                self._ddp_results.check()
             return self._add_bucket(bucket, bucket.buffer())
         except BaseException as error:
             self._fail(error)
@@ -118,7 +123,12 @@ class DdpBuckets(ParameterBuckets):
         if bucket.is_last():
             self._worker.submit(self._end, self._futures)
             self._futures = []
+            self._ddp_results.follow_ddp(self._results_of_step, {name: self.parameters[name] for name in self._gradients})
         return done
+
+    def _results_of_step(self) -> Iterator[Result]:
+        for name, gradient in self._gradients.items():
+            yield Result(name, self.parameters[name], gradient, self._bucket_of[name].memory, self._finite)
 
     def _add_gradients(self, bucket, buffer: torch.Tensor) -> list[str]:
         """Remember where the gradients of one of DDP's buckets are; returns their names."""
@@ -248,7 +258,7 @@ class DdpBuckets(ParameterBuckets):
             self.exchange.advance()
             for bucket in self.exchange.buckets:
                 self.exchange.finish(bucket, self._in_place.get(bucket.name) or self._outputs[bucket.name].out)
-            self.exchange.end_step()
+            self._finite = self.exchange.end_step()
             for bucket in self.exchange.buckets:
                 self._receive(bucket)
             if self._follows and self.bucket_names != self._seen:

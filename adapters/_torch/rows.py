@@ -1,11 +1,16 @@
 """Sparse gradients, as nn.Embedding(sparse=True) makes them, in and out of grace_ext.exchange.row_buckets."""
 
+import functools
+import logging
 from typing import Any
 
 import torch
 
 from grace_ext import ConfigError
-from grace_ext.exchange.row_buckets import RowGradient
+from grace_ext.exchange.buckets import Bucket
+from grace_ext.exchange.row_buckets import RowBucket, RowGradient
+
+_LOG = logging.getLogger("grace_ext")
 
 
 def comes_as_rows(name: str, gradient: torch.Tensor) -> bool:
@@ -17,6 +22,21 @@ def comes_as_rows(name: str, gradient: torch.Tensor) -> bool:
             f"the gradient of {name!r} is sparse in another way than by rows ({gradient.layout}); pass sparse_as_dense=True"
         )
     return True
+
+
+def say_if_dense(name: str, gradient: torch.Tensor | None, bucket: Bucket) -> None:
+    """Log it, once, where the gradient of a table has to go into a bucket of dense ones."""
+    if gradient is not None and gradient.layout != torch.strided and not isinstance(bucket, RowBucket):
+        _say_dense(name)
+
+
+@functools.cache
+def _say_dense(name: str) -> None:
+    _LOG.warning(
+        "the gradient of %r is sparse, and is exchanged as a dense one: the ranks agree in the first step on which gradients come "
+        "as rows, and then it had none on any rank, or a dense one on some; give the table a sparse gradient in the first step",
+        name,
+    )
 
 
 def to_rows(gradient: torch.Tensor | None, shape: tuple[int, ...], factor: float, device: str | None = None) -> Any:

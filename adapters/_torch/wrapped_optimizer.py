@@ -78,14 +78,17 @@ def wrap(
 def _named(
     optimizer: torch.optim.Optimizer, named_parameters: list[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters by unique name, in the order of the model."""
+    """The optimizer's parameters by unique name, in the order of the model; of those with several names by the first one."""
     own = [(f"group{i}.{j}", p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
     by_name = named(own if named_parameters is None else named_parameters)
     optimized = {id(p) for _, p in own}
     unnamed = len(optimized - {id(p) for p in by_name.values()})
     if unnamed:
         raise ConfigError(f"named_parameters lacks {unnamed} of the optimizer's parameters")
-    return {name: p for name, p in by_name.items() if id(p) in optimized}
+    first: dict[int, str] = {}
+    for name, p in by_name.items():
+        first.setdefault(id(p), name)
+    return {name: p for name, p in by_name.items() if id(p) in optimized and first[id(p)] == name}
 
 
 class _WrappedOptimizer:

@@ -301,6 +301,37 @@ def parameters_are_added_to_the_optimizer():
 
 
 @check
+def a_parameter_with_several_names_is_exchanged_once():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.first, self.second = torch.nn.Linear(50, 50), torch.nn.Linear(50, 50)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x)))
+
+    results, sent = [], []
+    for once in (True, False):
+        net = Tied()
+        optimizer = compressed("topk:0.1/rice/raw")(
+            torch.optim.SGD(net.parameters(), lr=0.05), net.named_parameters(remove_duplicate=once)
+        )
+        names = list(optimizer._grace.parameters)
+        assert names == ["first.weight", "first.bias", "second.bias"], names
+        generator = torch.Generator().manual_seed(hvd.rank())
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.randn(8, 50, generator=generator)).square().mean().backward()
+            optimizer.step()
+        results.append(flat(net))
+        sent.append(optimizer.compression_stats()["bytes_out"])
+    assert torch.equal(*results) and sent[0] == sent[1], sent
+    same_on_all_ranks(results[0])
+
+
+@check
 def several_optimizers_and_groups_over_one_model():
     def run(wrap):
         net = model()

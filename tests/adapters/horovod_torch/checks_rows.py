@@ -1,11 +1,14 @@
 """What is checked inside the ranks of one job: sparse gradients of embeddings, which travel as rows."""
 
+from unittest import mock
+
 import horovod.torch as hvd
 import torch
 from harness import compressed, flat, horovod, same_on_all_ranks
 from support.checking import check, check_under_every_launcher, raises
 
 from grace_ext import ConfigError
+from grace_ext.adapters._torch import rows
 
 ROWS, WIDTH = 3000, 16
 
@@ -144,6 +147,29 @@ def a_table_that_is_a_layer_too_is_dense():
                 mean = hvd.allreduce(own, op=hvd.Average, name="tied")
                 assert torch.allclose(net.table.weight.grad, mean, rtol=0, atol=1e-6)
         same_on_all_ranks(flat(net))
+
+
+@check
+def a_table_without_gradient_in_the_first_step_is_dense_and_the_log_says_so():
+    for spec in ("dense/raw", "topk:0.1/rice/qsgd:7"):
+        rows._say_dense.cache_clear()
+        net = Words()
+        optimizer = compressed(spec)(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+        with mock.patch.object(rows._LOG, "warning") as warning:
+            for step, (words, labels) in enumerate(sentences(4)):
+                optimizer.zero_grad()
+                if step:
+                    loss_of(net, words, labels).backward()
+                else:
+                    net.layer(torch.ones(1, WIDTH)).sum().backward()
+                optimizer.step()
+        assert not net.table.weight.grad.is_sparse
+        assert [call.args[1] for call in warning.call_args_list] == ["table.weight"], warning.call_args_list
+        same_on_all_ranks(flat(net))
+    with mock.patch.object(rows._LOG, "warning") as warning:
+        fit(compressed("dense/raw"))
+        fit(compressed("dense/raw", sparse_as_dense=True))
+    assert not warning.called
 
 
 @check

@@ -109,6 +109,7 @@ def ranks_have_to_make_the_same_number_of_steps():
     model, net, optimizer, _ = start("onebit_adam:1")
     run(model, net, optimizer, 2)
     for number, (x, y) in enumerate(batches(2)):
+        optimizer.zero_grad()
         with raises(RuntimeError, "accumulate gradients in no_sync()") if number else nullcontext():
             loss_of(model, x, y).backward()
 

@@ -9,6 +9,7 @@ import checks_loop  # noqa: F401
 import checks_methods  # noqa: F401
 import checks_onebit  # noqa: F401
 import checks_register  # noqa: F401
+import checks_results  # noqa: F401
 import checks_state  # noqa: F401
 import checks_summing  # noqa: F401
 import torch
