@@ -6,6 +6,7 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 """
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,8 @@ class CompressedModels:
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]):
         self.states: list[CompressionState] = []
         self._options = options
-        self._parameters: list[set[int]] = []  # of each model: their ids
+        self._modules: list[weakref.ref[torch.nn.Module]] = []  # of each state: what DistributedDataParallel wraps
+        self._parameters: list[set[int]] = []  # of each: the ids of its parameters
         handler = _plain_handler(accelerator)
         # Made now, so that options which cannot work are refused where they stand, and so that the optimizer's first step
         # raises an error if Accelerate does not come to register it.
@@ -68,6 +70,7 @@ class CompressedModels:
         for state in self.states:
             state._release()
         self.states.clear()
+        self._modules.clear()
         self._parameters.clear()
         self._install(accelerator, _plain_handler(accelerator))
 
@@ -77,27 +80,43 @@ class CompressedModels:
         state._expects = None
         own = {id(p) for p in model.parameters()}
         state.register(model, lambda: self._optimizers_of(own))
-        for number, known in enumerate(self._parameters):
-            if known & own:  # the same model, wrapped once more, as after free_memory()
+        for number in range(len(self.states)):
+            if self._is_same(number, model.module, own):  # wrapped once more, as after free_memory()
                 self.states[number]._release()
-                self.states[number], self._parameters[number] = state, own
+                self.states[number], self._modules[number], self._parameters[number] = state, weakref.ref(model.module), own
                 return
         self.states.append(state)
+        self._modules.append(weakref.ref(model.module))
         self._parameters.append(own)
+
+    def _is_same(self, number: int, module: torch.nn.Module, parameters: set[int]) -> bool:
+        """Whether a state's model is this one: models that share parameters are different ones while both are prepared."""
+        known = self._modules[number]()
+        if known is module:
+            return True
+        is_prepared = any(one is known for one in self._accelerator._models)
+        return self._parameters[number] == parameters and not is_prepared  # compiled anew, for example
 
     def _is_prepared(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(one.optimizer is optimizer for one in self._accelerator._optimizers)
 
     def _optimizers_of(self, parameters: set[int]) -> Sequence[torch.optim.Optimizer]:
-        """Those that were prepared and have some of the parameters. Raises ConfigError if there are none."""
+        """Those that were prepared and have some of the parameters, without those of other models that share some.
+
+        Raises ConfigError if there are none.
+        """
         prepared = [wrapper.optimizer for wrapper in self._accelerator._optimizers]
-        found = [one for one in prepared if any(id(p) in parameters for group in one.param_groups for p in group["params"])]
+        stepped = {id(one): {id(p) for group in one.param_groups for p in group["params"]} for one in prepared}
+        found = [one for one in prepared if stepped[id(one)] & parameters]
         if not found:
             raise ConfigError(
                 "no prepared optimizer has parameters of the model, so it is not known how they are stepped: prepare the "
                 "optimizer with the same Accelerator, before the first backward()"
             )
-        return found
+        alive = [own for own, module in zip(self._parameters, self._modules, strict=True) if module() is not None]
+        elsewhere = set().union(*alive) - parameters
+        covered = set().union(*(stepped[id(one)] for one in found if not stepped[id(one)] & elsewhere))
+        return [one for one in found if not stepped[id(one)] & elsewhere or stepped[id(one)] & parameters - covered]
 
     def _save(self, folder: str | os.PathLike) -> None:
         for number, state in enumerate(self.states):
@@ -116,8 +135,9 @@ def compress_gradients(
 
     Nothing else in a script changes: `accumulate`, `no_sync`, `clip_grad_norm_`, autocast and the settings of
     DistributedDataParallelKwargs do what they do without it. Each model has a CompressionState with the optimizers that
-    `prepare` was given for it, so an AdamW gets the default for AdamW. `save_state` writes what each rank remembers in a file
-    of the checkpoint's folder, and `load_state` reads it: training goes on as if it had not been interrupted.
+    `prepare` was given for it, so an AdamW gets the default for AdamW; models may share parameters. `save_state` writes what
+    each rank remembers in a file of the checkpoint's folder, and `load_state` reads it: training goes on as if it had not
+    been interrupted.
 
     Args:
         accelerator: The Accelerator, before `prepare` is given a model.

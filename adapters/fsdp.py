@@ -78,7 +78,7 @@ class CompressedReduceScatter(GroupExchange):
         chosen = _ScatterOptions.from_keywords(options, compression=compression, memory=memory)
         groups = parameter_groups(model)
         transport = own_transport(groups[0].ranks, backend, timeout)
-        super().__init__(groups, transport, chosen, f"grace_ext.{transport.group_name}.slices")
+        super().__init__(model, groups, transport, chosen, f"grace_ext.{transport.group_name}.slices")
         for number, group in enumerate(groups if self.ranks > 1 else ()):
             for module in group.modules:
                 _setter(module, "set_custom_reduce_scatter")(_ReduceScatterOfGroup(self, number))
@@ -179,7 +179,7 @@ class CompressedReplicas(GroupExchange):
         transport = own_transport(replicas, backend, timeout)
         prefix = f"grace_ext.{transport.group_name}.replicas"
         self._communicator = chosen.make_communicator()
-        super().__init__(groups, transport, chosen, prefix, 1 / transport.size)
+        super().__init__(model, groups, transport, chosen, prefix, 1 / transport.size)
         if self.ranks == 1:
             return
         local = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in model.named_parameters()}

@@ -1,5 +1,6 @@
 """The step of an Adam where the memory keeps one of its moments or both, and of a Muon whose updates the memory makes."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from .mailbox import to_device, to_host
 
 #: Optimizers that keep nothing in their param_groups from step to step, and whose first moment may be left out by beta1 = 0.
 TAKES_OVER = (torch.optim.Adam, torch.optim.AdamW)
+#: What has begun in the step that an optimizer makes now, each with the function by which it was attached.
+_BEGUN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _MUON: tuple[type, ...] = (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()  # since torch 2.9
 
 
@@ -82,6 +85,16 @@ class MomentsInMemory:
                 memory.check_optimizer(type(optimizer).__name__, momentum, self._kind, group)
                 if memory.needs_step and _has_own_step(group):
                     raise ConfigError(f"memory {str(memory)!r}: amsgrad and differentiable are not supported")
+
+    def _refuse_shared(self, other: "MomentsInMemory") -> None:
+        """Raises ConfigError if another exchange, which has begun in the same step, has a memory for the same parameter, too."""
+        for p in (p for group in other._groups for p in group["params"] if id(p) in self._kept.keys() & other._kept.keys()):
+            memory, tensor = self._kept[id(p)]
+            raise ConfigError(
+                f"two states with memory {str(memory)!r} would make the step of {tensor.name!r} in one "
+                f"{type(self._optimizer).__name__}: models that share it need memory 'residual', or each an optimizer for its own "
+                f"parameters, of which some are not the other model's"
+            )
 
     @contextmanager
     def left_to_memory(self) -> Iterator[None]:
@@ -258,17 +271,25 @@ def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemo
     Returns:
         A function that ends this.
     """
-    begun: list[MomentsInMemory] = []
+    begun = _BEGUN.setdefault(optimizer, [])
 
     def begin() -> None:
-        found = moments()
+        left = optimizer.param_groups
+        try:
+            if begun:  # the others have left fewer parameters than the optimizer has
+                optimizer.param_groups = begun[0][1]._groups
+            found = moments()
+        finally:
+            optimizer.param_groups = left
         if found is not None:
+            for _, other in begun:
+                found._refuse_shared(other)
             found.begin()
-            begun.append(found)
+            begun.append((moments, found))
 
     def before(_: torch.optim.Optimizer, given: tuple, keywords: dict) -> tuple[tuple, dict] | None:
-        if begun:  # of a step that failed
-            begun.pop().give_back()
+        while any(whose is moments for whose, _ in begun):  # of a step that failed
+            begun.pop()[1].give_back()
         closure = given[1] if len(given) > 1 else keywords.get("closure")
         if closure is None:
             begin()
@@ -282,8 +303,8 @@ def attach(optimizer: torch.optim.Optimizer, moments: Callable[[], MomentsInMemo
         return given[:1], {**keywords, "closure": closure_and_begin}
 
     def after(*_: object) -> None:
-        if begun:
-            begun.pop().finish()
+        if begun:  # the last that has begun, since it found the groups that those before it had left
+            begun.pop()[1].finish()
 
     handles = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
 

@@ -1,10 +1,15 @@
 """The exchange of gradients that come group by group, as fully_shard gives them."""
 
+import functools
+import sys
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from grace_ext import ConfigError, ExchangeError
 from grace_ext.exchange.buckets import Bucket, Tensor
@@ -22,10 +27,11 @@ _MEMORIES = ("residual", "none")
 
 
 class GroupExchange:
-    """The exchange of what fully_shard gives group by group: a step is a backward pass."""
+    """The exchange of what fully_shard gives group by group: a step is a backward pass, with those that are made inside it."""
 
     def __init__(
         self,
+        model: torch.nn.Module,
         groups: list[ParameterGroup],
         transport: GroupTransport,
         options: CompressionOptions,
@@ -39,6 +45,7 @@ class GroupExchange:
         self._exchange = options.make_exchange(transport, weight)
         self._rules, self._selection, self._prefix = options.make_rules(), options.selection, prefix
         self._seen: set[int] = set()  # the groups that have come in this step
+        self._task: int | None = None  # the backward pass, by autograd's number, with which the step ends
         self._unit = 1.0
         self._error: BaseException | None = None
         if self.ranks == 1:
@@ -47,6 +54,7 @@ class GroupExchange:
         buckets = [self._bucket(number, group) for number, group in enumerate(groups)]
         self._exchange.set_buckets(buckets)
         check_config_digests(self._exchange, lambda message: transport.allgather_equal(message).wait())
+        model.register_forward_hook(_OpensSteps(self))
 
     def _bucket(self, number: int, group: ParameterGroup) -> Bucket:
         compressor = self._rules.choose(group.name, group.size, 2)
@@ -76,10 +84,28 @@ class GroupExchange:
                 f"an error, restart from a checkpoint"
             )
         if not self._seen:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._open()
+            if self._task is None:
+                raise self._failed(
+                    ConfigError(
+                        f"{self._groups[number].name!r}: gradients come from a backward pass inside another one, as "
+                        f"torch.utils.checkpoint makes it with use_reentrant=True, and no output of a call of the whole model shows "
+                        f"where the outer one ends; allowed: use_reentrant=False, or model(...) outside of checkpoint"
+                    )
+                )
             self._unit = 1.0 if self._scaler is None else self._scaler.get_scale()
         self._seen.add(number)
         return self._unit
+
+    def _open(self) -> None:
+        """Let the step end with the backward pass that runs now, unless that is one inside another."""
+        task = torch._C._current_graph_task_id()
+        if self._seen or task == self._task or _is_nested():
+            return
+        self._task = task
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        # Twice, since fully_shard reduces what is left in a callback of its own, which may come behind the first.
+        queue(lambda: queue(functools.partial(self._end, task)))
 
     def _placed(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient as float32 where the bucket is encoded."""
@@ -108,10 +134,14 @@ class GroupExchange:
         self._exchange.abort()
         return error
 
-    def _end(self) -> None:
-        """The backward pass has ended."""
-        self._seen.clear()
-        self._exchange.end_step()
+    def _end(self, task: int) -> None:
+        """The backward pass with this number has ended."""
+        if task != self._task:  # another one has opened the step since
+            return
+        self._task = None
+        if self._seen:  # not so where gradients are accumulated
+            self._seen.clear()
+            self._exchange.end_step()
 
     def state_dict(self) -> dict:
         """This rank's memory and the number of the next step, for a checkpoint of torch.distributed.checkpoint or any other.
@@ -164,3 +194,37 @@ class GroupExchange:
             What docs/observability.md describes; gradients are those of the slices that are sent.
         """
         return self._exchange.stats()
+
+
+class _OpensSteps:
+    """A forward hook of the model: the backward pass that comes to an output of it is the one with which the step ends.
+
+    Below the outermost backward pass there may be others, in which reentrant checkpointing recomputes a block.
+    """
+
+    def __init__(self, exchange: GroupExchange):
+        self._exchange = weakref.ref(exchange)  # the model may get another one
+
+    def __call__(self, _module: torch.nn.Module, _inputs: Any, outputs: Any) -> None:
+        if self._exchange() is not None:
+            for one in tree_leaves(outputs):
+                if isinstance(one, torch.Tensor) and one.requires_grad:
+                    one.register_hook(self._open)
+
+    def _open(self, _gradient: torch.Tensor) -> None:
+        exchange = self._exchange()
+        if exchange is not None:
+            exchange._open()
+
+
+def _is_nested() -> bool:
+    """Whether the backward pass that runs now was started by a node of another one, in whose thread it runs."""
+    in_pass = False
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_qualname
+        if in_pass and name == "BackwardCFunction.apply":  # by which torch calls the backward of a function in Python
+            return True
+        in_pass |= name == "_engine_run_backward"
+        frame = frame.f_back
+    return False

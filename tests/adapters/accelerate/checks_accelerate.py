@@ -166,28 +166,79 @@ def a_checkpoint_of_another_number_of_ranks_is_redistributed():
         assert f"the checkpoint is of {ranks + 1} ranks, and there are {ranks} now: memories were redistributed" in log.lines
 
 
-@check
-def several_models_have_their_own_states():
-    def train(folder=None, steps=4):
-        accelerator = Accelerator(cpu=True)
-        models = compress_gradients(accelerator)
-        nets = Net(1), Net(2)
-        parts = accelerator.prepare(*nets, adamw(nets[0]), sgd(nets[1]))
-        if folder:
-            accelerator.load_state(folder)
-        for step in range(4 - steps, 4):
-            batch = Samples(8 * dist.get_world_size())[slice(dist.get_rank() * 8, None)]
-            for model, optimizer in zip(parts[:2], parts[2:], strict=True):
-                accelerator.backward(loss_of(model(batch["x"][:8] + step), batch["labels"][:8]))
+def train_two(nets, *optimizers, folder=None, first=0, options=None):
+    """The weights of two models after four steps, and the states; a single optimizer steps when both have their gradients."""
+    accelerator = Accelerator(cpu=True)
+    models = compress_gradients(accelerator, **options or {})
+    first_model, second_model, *optimizers = accelerator.prepare(*nets, *optimizers)
+    if first:
+        accelerator.load_state(folder)
+    for step in range(first, 4):
+        batch = Samples(8 * dist.get_world_size())[slice(dist.get_rank() * 8, None)]
+        for model, optimizer in (
+            (first_model, optimizers[0] if len(optimizers) > 1 else None),
+            (second_model, optimizers[-1]),
+        ):
+            accelerator.backward(loss_of(model(batch["x"][:8] + step), batch["labels"][:8]))
+            if optimizer is not None:
                 optimizer.step()
                 optimizer.zero_grad()
-            if step == 1 and not folder:
-                accelerator.save_state(shared_folder("several"))
-        assert [memories(state) for state in models.states] == [{"adam"}, {"residual"}]
-        return torch.cat([same_on_all_ranks(flat(net)) for net in nets])
+        if step == 1 and folder and not first:
+            accelerator.save_state(folder)
+    return torch.cat([same_on_all_ranks(flat(net)) for net in nets]), models.states
 
-    expected = train()
-    assert torch.equal(train(shared_folder("several"), 2), expected)
+
+@check
+def several_models_have_their_own_states():
+    def train(**given):
+        nets = Net(1), Net(2)
+        weights, states = train_two(nets, adamw(nets[0]), sgd(nets[1]), folder=shared_folder("several"), **given)
+        assert [memories(state) for state in states] == [{"adam"}, {"residual"}]
+        return weights
+
+    assert torch.equal(train(), train(first=2))
+
+
+def sharing():
+    nets = Net(1), Net(2)
+    nets[1].first = nets[0].first
+    return nets
+
+
+def sharing_all():
+    net = Net(1)
+    return net, torch.nn.Sequential(net)
+
+
+@check
+def models_that_share_parameters_have_their_own_states():
+    for make, memory, make_nets in ((adamw, "adam", sharing), (sgd, "residual", sharing), (sgd, "residual", sharing_all)):
+        folder = shared_folder(f"{make_nets.__name__}-{memory}")
+
+        def train(make=make, memory=memory, make_nets=make_nets, folder=folder, **given):
+            nets = make_nets()
+            weights, states = train_two(nets, *map(make, nets), folder=folder, **given)
+            assert [memories(state) for state in states] == [{memory}] * 2
+            assert len([*folder.glob("grace_ext_*.pt")]) == 2 * dist.get_world_size()
+            return weights
+
+        assert torch.equal(train(), train(first=2)), (memory, make_nets)
+
+
+@check
+def models_may_have_one_optimizer():
+    for make in (adamw, sgd):
+        nets, others = (Net(1), Net(2)), (Net(1), Net(2))
+        apart, _ = train_two(nets, *map(make, nets))
+        assert torch.equal(apart, train_two(others, make(torch.nn.ModuleList(others)))[0])
+    nets = sharing()
+    with raises(ConfigError, "two states with memory 'adam' would make the step of 'first."):
+        train_two(nets, adamw(torch.nn.ModuleList(nets)))
+    nets = sharing_all()
+    with raises(ConfigError, "two states with memory 'adam' would make the step of '0.first."):
+        train_two(nets, *map(adamw, nets))
+    nets = sharing()
+    train_two(nets, adamw(torch.nn.ModuleList(nets)), options={"compression": TOPK})
 
 
 @check
@@ -203,6 +254,9 @@ def a_model_may_be_prepared_once_more():
     assert len(models.states) == 1 and models.states[0] is not first
     assert models.states[0].compression_stats()["steps"] == 2
     same_on_all_ranks(flat(net))
+    accelerator.free_memory()
+    accelerator.prepare(torch.nn.Sequential(net), optimizer.optimizer)  # the same parameters in another module
+    assert len(models.states) == 1 and models.states[0]._buckets is None
 
 
 @check

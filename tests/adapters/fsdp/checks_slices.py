@@ -10,7 +10,6 @@ from models import GROUPS, Net, adamw, assert_same, loss_of, own, sharded, train
 from support.checking import check, check_under_every_launcher, covering, raises
 from support.framework_jobs import shared_folder
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 import grace_ext
 from grace_ext import ConfigError, ExchangeError
@@ -219,21 +218,6 @@ def gradients_that_come_twice_in_a_step_are_refused():
     net, _ = compressed()
     with raises(ExchangeError, "for the second time"):
         _reduce_again(net, times=2)
-
-
-@check
-def recomputed_activations():
-    class Recomputing(Net):
-        def forward(self, x):
-            x = self.embedding(x)
-            for block in self.blocks:
-                x = x + torch.relu(checkpoint(block, x, use_reentrant=False))
-            return self.head(x)
-
-    (plain, _), (net, _) = compressed(), compressed(net=sharded(net=Recomputing()))
-    train(plain, 3)
-    train(net, 3)
-    assert_same(own(plain), own(net))
 
 
 @check
