@@ -94,7 +94,7 @@ class _SavesMemories:
         """The state is saved from now on, in the place of an earlier one of the same parameters. Returns its number."""
         own = {id(p) for p in state._parameters.values()}
         for number, other in enumerate(self._states):
-            if own & {id(p) for p in other._parameters.values()}:
+            if own == {id(p) for p in other._parameters.values()}:
                 other._release()
                 self._states[number] = state
                 return number
