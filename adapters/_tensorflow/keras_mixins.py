@@ -158,7 +158,7 @@ class _Keras3:
             state.variables = [variable for variable, gradient in zip(variables, grads, strict=True) if gradient is not None]
             return plain.apply(self, grads, variables)
 
-        def apply_exchanged(gradients):
+        def apply_exchanged(gradients, variables):
             scale = getattr(self, "dynamic_scale", None)  # of a LossScaleOptimizer
             if scale is not None and state.unscales:
                 gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
@@ -218,7 +218,7 @@ class _TfKerasPasses:
         state.accumulator.call(
             grads,
             variables,
-            lambda gradients: plain.apply_gradients(self, list(zip(gradients, variables, strict=True)), *args, **kwargs),
+            lambda gradients, of: plain.apply_gradients(self, list(zip(gradients, of, strict=True)), *args, **kwargs),
             lambda: _count(self),
         )
         return self.iterations
