@@ -98,7 +98,7 @@ class SwitchedNodes(BucketNodes):
             pending = self._exchange.pending(self._bucket)
             return [*self._outputs_for(pending.handle), *(pending.sketch.sent if self._has_sketch else [])]
         if self._is_first:
-            self._graph.check_idle()
+            self._graph.begin_step()
         if on_gradient := self._exchange.gradient_callback(self._bucket):
             gradient = np.empty(self._bucket.size, np.float32)
             self._pack(arrays, gradient)

@@ -7,6 +7,7 @@ them in any order; the Python parts of a step run one after the other, in the sa
 import concurrent.futures
 import time
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -21,11 +22,31 @@ from .auto import SwitchedNodes
 from .nodes import BucketNodes, RowNodes
 
 
-class ExchangeGraph:
-    """Adds the nodes of an exchange's step to the graph that is being traced."""
+class StepOrder:
+    """In each graph, the node after which Python parts go on that exchange gradients, or read what the exchange remembers."""
 
-    def __init__(self, exchange: Exchange, process_set, prescale: float):
+    def __init__(self):
+        #: By graph, the node's name. (The node itself would keep its graph alive.)
+        self._last_node: weakref.WeakKeyDictionary[tf.Graph, str] = weakref.WeakKeyDictionary()
+
+    def nodes(self) -> list[tf.Operation]:
+        """The node in the graph that is being traced, in a list; an empty list if there is none."""
+        graph = tf.compat.v1.get_default_graph()
+        return [graph.get_operation_by_name(self._last_node[graph])] if graph in self._last_node else []
+
+    def append(self, node: tf.Operation) -> None:
+        """A node that comes after those before it."""
+        self._last_node[tf.compat.v1.get_default_graph()] = node.name
+
+
+class ExchangeGraph:
+    """Adds the nodes of an exchange's step to the graph that is being traced.
+
+    step_order: of all exchanges that follow each other. on_begin() is called when a step begins, in its first Python part."""
+
+    def __init__(self, exchange: Exchange, process_set, prescale: float, step_order: StepOrder, on_begin: Callable):
         self.exchange = exchange
+        self._step_order, self._on_begin = step_order, on_begin
         #: The last error of the Python parts. TensorFlow raises its own with the same text.
         self.error: BaseException | None = None
         self.idle_since = 0.0
@@ -34,26 +55,23 @@ class ExchangeGraph:
         #: Copies beside TensorFlow's own thread.
         self.helper = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grace_ext")
         self._nodes = [nodes_of(bucket)(self, bucket, prescale) for bucket in exchange.buckets]
-        #: By graph, the name of the node after which the next step's go on. (The node itself would keep its graph alive.)
-        self._last_node: weakref.WeakKeyDictionary[tf.Graph, str] = weakref.WeakKeyDictionary()
 
     def add(self, gradients: dict) -> dict:
         """Gradients by tensor name -> results by tensor name, float32, in the gradients' shapes. Those of row buckets are
         tf.IndexedSlices and so are their results, each row once."""
-        graph, last = tf.compat.v1.get_default_graph(), self.last_node()
-        order = [] if last is None else [last]
+        order = self._step_order.nodes()
         sent = [nodes.start(gradients, order) for nodes in self._nodes]
         received = [nodes.exchange(array, order, self.process_set) for nodes, array in zip(self._nodes, sent, strict=True)]
         results = {}
         for nodes, array in zip(self._nodes, received, strict=True):
             results.update(nodes.finish(array, order, gradients))
-        self._last_node[graph] = order[-1].name
+        self._step_order.append(order[-1])
         return results
 
-    def last_node(self):
-        """The node that ends the last step in the graph that is being traced; None if there is none."""
-        graph = tf.compat.v1.get_default_graph()
-        return graph.get_operation_by_name(self._last_node[graph]) if graph in self._last_node else None
+    def begin_step(self) -> None:
+        """In the first Python part of a step, before its first bucket."""
+        self.check_idle()
+        self._on_begin()
 
     def check_idle(self) -> None:
         if any(self.exchange.is_started(bucket) for bucket in self.exchange.buckets):

@@ -102,9 +102,9 @@ class _MomentsInMemory:
         if memory is not None and memory.needs_step:
             rate = learning_rate[0] if learning_rate else self.learning_rate
             if memory.keeps_moments:
-                direction, roots = _moments(memory, tensor, gradient, reducer.ends())
+                direction, roots = _moments(memory, tensor, gradient, reducer)
             else:
-                direction, roots = gradient, _roots(memory, tensor, gradient, rate, reducer.ends())
+                direction, roots = gradient, _roots(memory, tensor, gradient, rate, reducer)
             step = direction / (roots + tf.cast(self.epsilon, gradient.dtype))
             variable.assign_sub(tf.cast(tf.cast(rate, step.dtype) * step, variable.dtype))
             return
@@ -119,27 +119,25 @@ class _MomentsInMemory:
             object.__setattr__(self, "beta_1", beta)
 
 
-def _roots(memory: Memory, tensor: Tensor, gradient, rate, ends: list):
+def _roots(memory: Memory, tensor: Tensor, gradient, rate, reducer: Reducer):
     """The roots of a variable's second moments, in its shape, once the exchange of the step is over."""
 
     def denominator(array, rate):
         return memory.denominator(tensor, lambda position: array.flat[position], float(rate))
 
-    with tf.control_dependencies(ends):
-        rows, columns = tf.numpy_function(denominator, [gradient, rate], [tf.float32, tf.float32])
+    rows, columns = reducer.read_memory(denominator, [gradient, rate], [tf.float32, tf.float32])
     shape = [*gradient.shape] or [1]
     roots = tf.reshape(rows, [shape[0], *[1] * (len(shape) - 1)]) * tf.reshape(columns, [1, *shape[1:]])
     return tf.cast(tf.reshape(roots, gradient.shape), gradient.dtype)
 
 
-def _moments(memory: Memory, tensor: Tensor, gradient, ends: list):
+def _moments(memory: Memory, tensor: Tensor, gradient, reducer: Reducer):
     """Both moments of a variable, in its shape, once the exchange of the step is over."""
 
     def moments(array):
         return memory.moments(tensor, array.reshape(-1))
 
-    with tf.control_dependencies(ends):
-        found = tf.numpy_function(moments, [tf.cast(gradient, tf.float32)], [tf.float32, tf.float32])
+    found = reducer.read_memory(moments, [tf.cast(gradient, tf.float32)], [tf.float32, tf.float32])
     return [tf.cast(tf.reshape(one, gradient.shape), gradient.dtype) for one in found]
 
 
@@ -158,7 +156,7 @@ class _Keras3:
             state.variables = [variable for variable, gradient in zip(variables, grads, strict=True) if gradient is not None]
             return plain.apply(self, grads, variables)
 
-        def apply_exchanged(gradients):
+        def apply_exchanged(gradients, variables):
             scale = getattr(self, "dynamic_scale", None)  # of a LossScaleOptimizer
             if scale is not None and state.unscales:
                 gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
@@ -218,7 +216,7 @@ class _TfKerasPasses:
         state.accumulator.call(
             grads,
             variables,
-            lambda gradients: plain.apply_gradients(self, list(zip(gradients, variables, strict=True)), *args, **kwargs),
+            lambda gradients, of: plain.apply_gradients(self, list(zip(gradients, of, strict=True)), *args, **kwargs),
             lambda: _count(self),
         )
         return self.iterations

@@ -78,7 +78,7 @@ class BucketNodes:
 
     def _encode(self, *arrays) -> list[np.ndarray]:
         if self._is_first:
-            self._graph.check_idle()
+            self._graph.begin_step()
         self._exchange.start(self._bucket, functools.partial(self._pack, arrays))
         pending = self._exchange.pending(self._bucket)
         return [*pending.handle.sent, *(pending.sketch.sent if self._has_sketch else [])]

@@ -1,7 +1,10 @@
 """Gradients of TensorFlow variables through the exchange: in eager code, in tf.function and in Keras' fit."""
 
+import copy
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -10,9 +13,9 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from grace_ext import ConfigError
-from grace_ext.exchange import checkpoint
 from grace_ext.exchange.bucketing import build_buckets
 from grace_ext.exchange.buckets import Tensor
+from grace_ext.exchange.engine import Exchange
 from grace_ext.exchange.scheduler import CallersThread
 from grace_ext.exchange.stalls import check_config_digests
 from grace_ext.memory import Memory
@@ -20,7 +23,8 @@ from grace_ext.memory import Memory
 from .._horovod.exits import guard_exit
 from .._horovod.options import group_names, prefix_of
 from .eager import gather, has_others
-from .exchange_graph import ExchangeGraph
+from .exchange_graph import ExchangeGraph, StepOrder
+from .following_states import FollowingStates
 from .names import common_names, name_of, unique
 from .options import Options
 from .saved_state import Restore
@@ -28,7 +32,10 @@ from .transport import GraphTransport
 
 
 class Reducer:
-    """Exchanges the gradients of one set of variables, step after step; keeps their memory and their counts."""
+    """Exchanges the gradients of one set of variables, step after step; keeps their memory and their counts.
+
+    Which of the variables have gradients may change. Each set of gradients has a layout; what is remembered of a variable goes
+    from one to the next."""
 
     def __init__(self, options: Options):
         self.options = dataclasses.replace(options)  # with observers of its own, which it shares among its layouts
@@ -36,7 +43,10 @@ class Reducer:
         self.active = has_others(options.process_set)
         self._layouts: dict[tuple, _Layout] = {}
         self._names: dict[int, str] = {}  # by id of a tf.Variable
-        self._restore: Restore | None = None
+        self._memory = copy.deepcopy(options.memory)  # for further layouts: two cannot share a Memory
+        self._states = FollowingStates()
+        self._order = StepOrder()
+        self._current: _Layout | None = None  # the one that was traced last, or run eagerly
         guard_exit(hvd)
         if not self.active:
             options.warn_of_one_rank(stacklevel=3)
@@ -63,7 +73,7 @@ class Reducer:
         }
         if not given:
             return list(gradients)
-        layout = self._layout(given, dict(zip(names, variables, strict=True)))
+        layout = self._current = self._layout(given, dict(zip(names, variables, strict=True)))
         reduced = layout.run_eagerly(given) if tf.executing_eagerly() else layout.graph.add(given)
         return [_like(gradient, reduced.get(name)) for name, gradient in zip(names, gradients, strict=True)]
 
@@ -87,6 +97,7 @@ class Reducer:
             raise ConfigError(f"the gradient of {name!r} is {gradient.dtype.name}; gradients must be real floating point")
         return gradient
 
+    @tf.autograph.experimental.do_not_convert
     def _layout(self, given: dict, variables: dict) -> "_Layout":
         tables = {name for name, gradient in given.items() if isinstance(gradient, tf.IndexedSlices)}
         key = tuple((name, gradient.dtype, name in tables or tuple(gradient.shape)) for name, gradient in given.items())
@@ -99,13 +110,19 @@ class Reducer:
             with tf.init_scope():
                 float32 = {name for name, gradient in given.items() if gradient.dtype == tf.float32}
                 by_id = {id(variable): name for name, variable in variables.items()}
-                self._layouts[key] = _Layout(self.options, tensors, tables, float32, by_id)
-            self._restored(self._layouts[key])
+                options = self.options
+                if self._layouts:
+                    options = dataclasses.replace(options, memory=copy.deepcopy(self._memory))
+                layout = _Layout(options, tensors, tables, float32, by_id, self._order, self._begin)
+            self._states.add(layout.exchange, layout.names, list(variables))
+            self._layouts[key] = layout
         return self._layouts[key]
 
-    def _restored(self, layout: "_Layout") -> None:
-        if self._restore is not None:
-            self._restore.load_into(layout.exchange, layout.names)
+    def _begin(self, exchange: Exchange) -> None:
+        """A step of one of the layouts begins."""
+        for layout in self._layouts.values():
+            layout.graph.check_idle()
+        self._states.begin(exchange)
 
     def state_dict(self) -> dict:
         """This rank's state between two steps: see saved_state."""
@@ -113,34 +130,30 @@ class Reducer:
             return {"rank": 0, "ranks": 1, "layouts": []}
         process_set = self.options.process_set
         rank, ranks = process_set.rank(), process_set.size()
-        layouts = [
-            checkpoint.pack(layout.exchange.state_dict(), rank, ranks, layout.names) for layout in self._layouts.values()
-        ]
-        waiting = self._restore.unclaimed() if self._restore else []
-        return {"rank": rank, "ranks": ranks, "layouts": [*layouts, *waiting]}
+        return {"rank": rank, "ranks": ranks, "layouts": self._states.state_dict(rank, ranks)}
 
     def load_state_dict(self, states, on_resize=None) -> dict | None:
         """A collective: go on from what state_dict returned, on all ranks, now or in the first step. See Restore. Returns
         this rank's "passes", if all ranks can go on with theirs."""
         if not self.active:
             return states["passes"] if isinstance(states, dict) and states["ranks"] == 1 and "passes" in states else None
-        self._restore = Restore(states, self.options.process_set, on_resize)
-        for layout in self._layouts.values():
-            self._restored(layout)
-        return self._restore.passes
+        restore = Restore(states, self.options.process_set, on_resize)
+        self._states.load(restore)
+        return restore.passes
 
     def memory_of(self, variable) -> tuple[Memory, Tensor] | None:
-        """The memory of a tf.Variable whose gradients have been exchanged, and what it knows the variable as; None of others.
-        For a variable of Keras 3 it is the tf.Variable inside, which is what its optimizers update."""
-        name = self._names.get(id(variable))
-        found = (layout.memories.get(name) for layout in self._layouts.values())
-        return next((memory for memory in found if memory is not None), None)
+        """The memory of a tf.Variable whose gradient was exchanged by the last `reduce`, and what it knows the variable as; None
+        of others. For a variable of Keras 3 it is the tf.Variable inside, which is what its optimizers update."""
+        return None if self._current is None else self._current.memories.get(self._names.get(id(variable)))
 
-    def ends(self) -> list:
-        """The nodes of the graph that is being traced after which the exchanges in it are over."""
+    def read_memory(self, function, inputs: list, dtypes: list) -> list[tf.Tensor]:
+        """function(*arrays), which reads a memory, once the exchange of the step is over and before the next one begins."""
         if tf.executing_eagerly():
-            return []
-        return [node for layout in self._layouts.values() if (node := layout.graph.last_node()) is not None]
+            return tf.numpy_function(function, inputs, dtypes)
+        with tf.control_dependencies(self._order.nodes()):
+            results = tf.numpy_function(function, inputs, dtypes)
+        self._order.append(results[0].op)
+        return results
 
     def stats(self) -> dict:
         """See grace_ext.exchange.Exchange.stats; {"steps": 0} before the first exchange and when there is one rank."""
@@ -153,9 +166,18 @@ class Reducer:
 class _Layout:
     """The buckets of certain gradients, in the reverse order of their variables: about that in which backward makes them."""
 
-    def __init__(self, options: Options, tensors: list[Tensor], tables: set[str], float32: set[str], names: dict[int, str]):
+    def __init__(
+        self,
+        options: Options,
+        tensors: list[Tensor],
+        tables: set[str],
+        float32: set[str],
+        names: dict[int, str],
+        step_order: StepOrder,
+        on_begin: Callable[[Exchange], None],
+    ):
         """tables: the names of those whose gradients come as rows; each has a bucket of its own. float32: of those with
-        gradients of that dtype. names: by id of the variable."""
+        gradients of that dtype. names: by id of the variable. step_order, on_begin: see ExchangeGraph."""
         process_set = options.process_set
         self.names = [tensor.name for tensor in tensors]
         self.exchange = options.make_exchange(GraphTransport(process_set), executor=CallersThread())
@@ -176,7 +198,9 @@ class _Layout:
             tensor.name: (bucket.memory, tensor) for bucket in self.exchange.buckets for tensor in bucket.tensors
         }
         check_config_digests(self.exchange, lambda digest: gather(digest, process_set))
-        self.graph = ExchangeGraph(self.exchange, process_set, options.prescale)
+        self.graph = ExchangeGraph(
+            self.exchange, process_set, options.prescale, step_order, functools.partial(on_begin, self.exchange)
+        )
         self._function = None
 
     def run_eagerly(self, given: dict) -> dict:

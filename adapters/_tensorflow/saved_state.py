@@ -7,6 +7,7 @@ state is one rank's, between two steps, of numpy arrays and plain Python:
      "passes": what backward_passes_per_step has summed since the last exchange, if anything}
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ class Restore:
         self._on_resize = on_resize
         rank, ranks = process_set.rank(), process_set.size()
         self._layouts = _merged(states)
+        self._named: list[dict] = []  # those of self._layouts whose names are known to be those of variables here
         same = all(saved["ranks"] == ranks for saved in self._layouts)
         whole = bool(self._layouts) and all(
             rank in saved["memories"] if same else len(saved["memories"]) == saved["ranks"] for saved in self._layouts
@@ -48,15 +50,21 @@ class Restore:
         self._whole = np.array([one["whole"] for one in told])
         if outlines and (not self._layouts or not same and not self._whole.all()):
             self._layouts = [{**outline, "memories": {}} for outline in outlines[0]]
+        #: The number of the next step.
+        self.step = max((saved["step"] for saved in self._layouts), default=0)
+        self._is_empty = not self._layouts
         #: This rank's sums of backward passes, if all ranks have made equally many since the last exchange.
         self.passes = passes if self._whole.all() and len({one["calls"] for one in told}) == 1 else None
 
-    def load_into(self, exchange, names: list[str]) -> None:
-        """Load the layout that fits best. names: those of the exchange's tensors, in the order of the variables.
+    def load_into(self, exchange, names: list[str], wanted: list[str]) -> None:
+        """Load what the layout that fits best has of some tensors; the rest waits for others. names: those of the exchange's
+        tensors, in the order of the variables. wanted: those to be loaded.
 
         Raises ConfigError for tensors of other sizes, and as grace_ext.exchange.checkpoint.choose.
         """
-        saved = self._take(names)
+        saved = self._take(names, wanted)
+        if saved is None and not self._is_empty and not self._layouts:
+            return  # others have it all
         checkpoint.load(saved, exchange, self._on_resize)
         # What is needed of the other ranks was gathered before.
         whole = self._whole if saved else np.zeros_like(self._whole)
@@ -66,9 +74,10 @@ class Restore:
         """The layouts that no exchange has taken over yet."""
         return self._layouts
 
-    def _take(self, names) -> dict | None:
-        """Remove and return the layout with most of these names. If there is none, take one with equally many tensors and
-        match them by their order: automatic names count on ("dense_1") when a model is made once more."""
+    def _take(self, names: list[str], wanted: list[str]) -> dict | None:
+        """Remove what there is of these names, and return the wanted part of the layout with most of them. If there is none,
+        take one with equally many tensors and match them by their order: automatic names count on ("dense_1") when a model is
+        made once more."""
 
         def likeness(saved):
             return len({*names} & {*saved["order"]}), -abs(len(saved["order"]) - len(names))
@@ -77,10 +86,13 @@ class Restore:
             return None
         best = max(self._layouts, key=likeness)
         common, difference = likeness(best)
-        if not common and difference:
+        if not common and (difference or any(best is saved for saved in self._named)):
             return None
-        self._layouts = [saved for saved in self._layouts if saved is not best]
-        return best if common else _renamed(best, dict(zip(best["order"], names, strict=True)))
+        saved = best if common else _renamed(best, dict(zip(best["order"], names, strict=True)))
+        rest = [_part(saved if one is best else one, lambda name: name not in names) for one in self._layouts]
+        self._layouts = [part for part in rest if part["order"]]
+        self._named = [*self._layouts]
+        return _part(saved, lambda name: name in wanted)
 
 
 def _merged(states: list[dict]) -> list[dict]:
@@ -105,7 +117,16 @@ def _renamed(saved: dict, names: dict) -> dict:
         rank: {field: {names[name]: array for name, array in arrays.items()} for field, arrays in memory.items()}
         for rank, memory in saved["memories"].items()
     }
-    return {**saved, "memories": memories}
+    return {**saved, "order": [names[name] for name in saved["order"]], "memories": memories}
+
+
+def _part(saved: dict, wanted: Callable[[str], bool]) -> dict:
+    """What a layout has of the tensors with some names."""
+    memories = {
+        rank: {field: {name: array for name, array in arrays.items() if wanted(name)} for field, arrays in memory.items()}
+        for rank, memory in saved["memories"].items()
+    }
+    return {**saved, "order": [name for name in saved["order"] if wanted(name)], "memories": memories}
 
 
 def write(path, state: dict) -> None:

@@ -138,25 +138,29 @@ class ExchangeSetup:
         """
         return self.state.memories.choose(tensor.name, tensor.size)
 
-    def state_dict(self) -> dict:
+    def state_dict(self, take: bool = False) -> dict:
         """Copy this rank's state between steps.
+
+        Args:
+            take: Whether to remove the states of the memories, which needs no copies.
 
         Returns:
             {"step": the number of the next step, field: {tensor name: float32[size]}}; see ExchangeState.
         """
         densities = self.schedules.kept_densities(self.buckets)
-        return {"step": self.step, **self.state.state_dict(), **({DENSITY: densities} if densities else {})}
+        return {"step": self.step, **self.state.state_dict(take), **({DENSITY: densities} if densities else {})}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict, take: bool = False) -> None:
         """Load what `state_dict` returned.
 
         Args:
             state: The state; without "step", the number of the next step stays as it is.
+            take: Whether to remove the states of the memories from `state` as they are loaded.
 
         Raises:
             ConfigError: An array has another size than its tensor.
         """
-        self.state.load_state_dict(state)
+        self.state.load_state_dict(state, take)
         self.schedules.restore_densities(self.buckets, state.get(DENSITY, {}))
         self.step = state.get("step", self.step)
 

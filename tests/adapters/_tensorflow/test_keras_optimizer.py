@@ -299,6 +299,107 @@ def test_sparse_gradients_are_summed_as_rows(kind, sparse_as_dense, monkeypatch)
     assert moved.tolist() == [1, 2, 7]
 
 
+def two_heads(kind, passes, tasks, in_graph, heads=2, zeros=False):
+    """Ones as gradients of a trunk and of one head by turns; what SGD(1) has made of zeros then. zeros: in the place of None."""
+    api, _ = KINDS[kind]
+    make = api.optimizers.legacy.SGD if kind == "tf_keras-legacy" else api.optimizers.SGD
+    optimizer = DistributedOptimizer(make(1.0), backward_passes_per_step=passes)
+    variable = keras.Variable if kind == "keras" else tf.Variable
+    names = "abcde"[:heads]
+    variables = [variable(np.zeros(2, np.float32), name=name) for name in ("trunk", *names)]
+
+    def step(task):
+        none = tf.zeros(2) if zeros else None
+        gradients = [tf.ones(2), *(tf.ones(2) if name == task else none for name in names)]
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+    step = tf.function(step) if in_graph else step
+    for task in tasks:
+        step(task)
+    return [float(np.asarray(one)[0]) for one in variables]
+
+
+@pytest.mark.parametrize("kind", ["keras", "tf_keras", "tf_keras-legacy"])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_what_other_passes_have_summed_is_applied_without_a_gradient_in_the_last_one(kind, in_graph):
+    assert two_heads(kind, 2, "abababab", in_graph) == [-8, -4, -4]
+    assert two_heads(kind, 2, "babaabba", in_graph) == [-8, -4, -4]
+    assert two_heads(kind, 3, "abb" * 2, in_graph) == [-6, -2, -4]
+
+
+def test_a_graph_that_cannot_tell_which_sums_there_are_says_so():
+    for heads, first in ((2, "aba"), (3, "abcabc")):
+        assert two_heads("keras", 3, first, True, heads)[0] == -len(first)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unconnected_gradients"):
+        two_heads("keras", 2, "abba" + "ca", True, 3)
+    assert two_heads("keras", 2, "abba" + "ca", False, 3) == [-6, -3, -2, -1]
+    assert two_heads("keras", 2, "abba" + "ca", True, 3, zeros=True) == [-6, -3, -2, -1]
+    with pytest.raises(ConfigError, match="unconnected_gradients"):
+        two_heads("keras", 6, "abcde" * 6, True, 5)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_variable_without_a_gradient_since_the_last_update_is_left_alone(in_graph):
+    """Adam would move it by its momentum."""
+    optimizer = DistributedOptimizer(keras.optimizers.Adam(0.1), backward_passes_per_step=2)
+    a, b = variables = [keras.Variable(np.zeros(2, np.float32), name=name) for name in "ab"]
+
+    def step(with_b):
+        optimizer.apply([tf.ones(2), tf.ones(2) if with_b else None], variables)
+
+    step = tf.function(step) if in_graph else step
+    moved = []
+    for with_b in (True, False, False, False, True, True):
+        step(with_b)
+        moved.append((float(a[0]), float(b[0])))
+    assert moved[1][1] == moved[3][1] != 0 and moved[3][1] != moved[5][1]
+    assert len({first for first, _ in moved}) == 4
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_rows_and_dense_gradients_of_a_variable_are_summed(in_graph):
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    table = keras.Variable(np.zeros((3, 2), np.float32), name="table")
+
+    def step(rows):
+        gradient = tf.IndexedSlices(tf.ones((2, 2)), tf.constant([1, 1]), tf.constant([3, 2]))
+        optimizer.apply([gradient if rows else tf.ones((3, 2))], [table])
+
+    step = tf.function(step) if in_graph else step
+    sums = []
+    for rows in (True, False, False, True, True, True, False, False):
+        step(rows)
+        sums.append(np.asarray(table)[:, 0].tolist())
+    assert sums[1::2] == [[-1, -3, -1], [-2, -6, -2], [-2, -10, -2], [-4, -12, -4]]
+
+
+def test_sums_of_passes_are_loaded_by_name():
+    def made():
+        optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=3)
+        variables = [keras.Variable(np.zeros(2, np.float32), name=name) for name in ("trunk", "a", "b")]
+        return optimizer, variables
+
+    def apply(optimizer, variables, task):
+        optimizer.apply([tf.ones(2), *(tf.fill([2], 2.0) if name == task else None for name in "ab")], variables)
+
+    optimizer, variables = made()
+    apply(optimizer, variables, "a")
+    state = optimizer._grace.accumulator.state_dict()
+    assert state["names"] == ["trunk", "a"]
+    for saved in (state, {"calls": state["calls"], "sums": state["sums"]}):  # as of former versions
+        optimizer, variables = made()
+        optimizer._grace.accumulator.load_state_dict(saved)
+        assert [*map(len, optimizer._grace.accumulator.state_dict()["sums"])] == [1, 1]
+        for task in "ba" if "names" in saved else "ab":
+            apply(optimizer, variables, task)
+        assert [float(one[0]) for one in variables] == [-3, -4, -2]
+    optimizer, variables = made()
+    optimizer._grace.accumulator.load_state_dict({**state, "names": ["trunk", "gone"]})
+    apply(optimizer, variables, "b")
+    with pytest.raises(ConfigError, match="gone"):
+        apply(optimizer, variables, "b")
+
+
 def test_nothing_to_apply():
     for passes in (1, 2):
         optimizer = DistributedOptimizer(tf_keras.optimizers.SGD(), backward_passes_per_step=passes)

@@ -3,6 +3,7 @@
 import sys
 
 import checks_auto  # noqa: F401
+import checks_changing  # noqa: F401
 import checks_graphs  # noqa: F401
 import checks_memory  # noqa: F401
 import checks_numbers
