@@ -15,7 +15,7 @@ from .saved_state import Restore
 class FollowingStates:
     """The states of the tensors of all exchanges of a Reducer: memories, warm starts and densities, by field and tensor name."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._names: dict[Exchange, list[str]] = {}  # of the tensors, in the order of the variables
         self._order: list[str] = []  # all of these names
         self._holding: set[Exchange] = set()
