@@ -149,7 +149,8 @@ class Accumulator:
         place = self._loaded["names"].index(name)
         del self._loaded["names"][place]
         arrays = self._loaded["sums"].pop(place)
-        return tf.constant(arrays[0]) if len(arrays) == 1 else tf.IndexedSlices(*map(tf.constant, arrays))
+        with tf.init_scope():  # outside of the graph that is being traced, as the sum
+            return tf.constant(arrays[0]) if len(arrays) == 1 else tf.IndexedSlices(*map(tf.constant, arrays))
 
     def state_dict(self) -> dict | None:
         """{"calls": since the last sums, "sums": a list of numpy arrays for each that holds something, "names": of their
