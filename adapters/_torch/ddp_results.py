@@ -38,6 +38,7 @@ class DdpResults:
     def __init__(self) -> None:
         #: By id of a parameter that holds a result that is no gradient: its name, itself and the memory.
         self._held: dict[int, tuple[str, torch.nn.Parameter, Memory]] = {}
+        self._stepped: set[int] = set()  # ids of parameters whose results an optimizer has taken
         self._watched: dict[int, torch.autograd.graph.Node] = {}
         _all.add(self)
 
@@ -84,13 +85,16 @@ class DdpResults:
         """The optimizer has made a step."""
         if self._held:
             for group in optimizer.param_groups:
-                for p in group["params"]:
-                    self._held.pop(id(p), None)
+                self._stepped.update(id(p) for p in group["params"] if self._held.pop(id(p), None))
 
     def check(self) -> None:
         """Call it in the hook of DDP's first bucket, in backward. Raises ConfigError if parameters still hold results, the same
-        on all ranks, that are no gradients."""
-        held = [(name, memory) for name, p, memory in self._held.values() if not _is_empty(p.grad)]
+        on all ranks, that are no gradients. Those do not matter that no optimizer steps while one does step others."""
+        held = [
+            (name, memory)
+            for key, (name, p, memory) in self._held.items()
+            if (key in self._stepped or not self._stepped) and not _is_empty(p.grad)
+        ]
         self._held.clear()
         if held:
             (name, memory), others = held[0], f" and {len(held) - 1} other parameters" if len(held) > 1 else ""

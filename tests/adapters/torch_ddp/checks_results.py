@@ -160,6 +160,22 @@ def a_result_is_held_until_the_step_of_its_own_optimizer():
 
 
 @check
+def parameters_that_no_optimizer_has_hold_theirs_for_ever():
+    for memory in ("dgc", "momentum:0.9"):
+        net = module()
+        optimizer = torch.optim.SGD([*net.parameters()][-2:], lr=0.01)
+        model, _ = wrap(net, EACH, memory=memory)
+        for x, y in batches(4):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+        same_on_all_ranks(flat(net))
+        loss_of(model, x, y).backward()
+        with raises(ConfigError, "accumulate gradients in no_sync()"):
+            loss_of(model, x, y).backward()
+
+
+@check
 def a_step_or_zero_grad_takes_a_result():
     """Of no_sync(), clipping, GradScaler's steps that are left out, and results that are dropped."""
     for memory, spec, kind, options in NO_GRADIENTS:
