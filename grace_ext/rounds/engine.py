@@ -294,9 +294,8 @@ class Rounds:
             The state. What is under way is in it as its result.
         """
         found: dict = {"version": VERSION, "steps": self.steps, "position": self._position, "lost": self.lost, "turns": {}}
-        amid = any(
-            turn.steps or turn.outcome is not None for turn in self._turns
-        )  # a round: parameters are not the shared ones
+        # Amid a round, parameters are not those that the ranks share, which are in the turns.
+        amid = any(turn.steps or turn.outcome is not None for turn in self._turns)
         found |= {"buffers": self._buffers.values.copy(), "own": self._parameters.save_own(amid)}
         if isinstance(self._length, AutoSteps):
             found["auto_steps"] = self._length.steps
