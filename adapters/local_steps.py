@@ -21,6 +21,7 @@ from grace_ext.memory import Memory
 from grace_ext.outer import OuterOptimizer
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.rounds.fragments import Fragments
+from grace_ext.rounds.timing import MOVES
 from grace_ext.transport.base import Transport
 
 from ._common.local_rounds import RoundSettings, consolidate
@@ -62,8 +63,9 @@ class LocalSteps(RoundMember):
             grace_ext codecs`); None: that of the preset.
         fragments: In how many fragments the model is exchanged, each at its own offset; or name patterns for each fragment.
         delay: Number of local steps during which an exchange goes on in the background, below steps / fragments.
-        keep: The share of its own value that a parameter keeps when what was exchanged is applied after a delay. With error feedback
-            and a sparse compression only 0, since the memory keeps the moves that are not sent.
+        keep: What of its own a parameter keeps when what was exchanged is applied after a delay: "moves", what it has moved since
+            the exchange began; or a share of its value. With error feedback and a sparse compression no share above 0, since the
+            memory keeps the moves that are not sent.
         weights: "uniform", or "samples": ranks count by the samples that they gave to `step` since the last round.
         most_samples: With "samples": a rank that gave more in a round counts as if it had given so many; None for no cap.
         mean: WeightedMean() of grace_ext.means; SenderMean(), the mean of each element over the ranks that have sent it; or one that
@@ -99,7 +101,7 @@ class LocalSteps(RoundMember):
         outer: str | OuterOptimizer | None = None,
         fragments: Fragments = 1,
         delay: int = 0,
-        keep: float = 0.0,
+        keep: float | str = MOVES,
         weights: str = "uniform",
         most_samples: float | None = None,
         mean: Mean | None = None,

@@ -18,6 +18,7 @@ from grace_ext.outer import OuterOptimizer
 from grace_ext.pipeline.compressor import Compressor
 from grace_ext.rounds import Rounds
 from grace_ext.rounds.fragments import Fragments
+from grace_ext.rounds.timing import MOVES
 
 from ._common import state_files
 from ._common.local_rounds import RoundSettings, build_rounds, consolidate
@@ -48,7 +49,7 @@ class LocalStepsCallback(Callback):
         outer: The outer optimizer; None: that of the preset.
         fragments: In how many fragments the model is exchanged, or name patterns for each fragment.
         delay: Number of batches during which an exchange goes on in the background.
-        keep: The share of its own value that a variable keeps when what was exchanged is applied after a delay; see `LocalSteps`.
+        keep: What of its own a variable keeps when what was exchanged is applied after a delay; see `LocalSteps`.
         mean: A mean of grace_ext.means; None: that of the preset.
         buffers: "average" or "local": what becomes of floating-point weights that are not trainable.
         process_set: The ranks; None for all.
@@ -71,7 +72,7 @@ class LocalStepsCallback(Callback):
         outer: str | OuterOptimizer | None = None,
         fragments: Fragments = 1,
         delay: int = 0,
-        keep: float = 0.0,
+        keep: float | str = MOVES,
         mean: Mean | None = None,
         buffers: str = "average",
         process_set: Any = None,

@@ -12,7 +12,7 @@ from _transformer_results import DENSE
 from _transformer_tasks import TASKS
 
 #: In the plots.
-SHOWN = (DENSE, "default", "fedavg-5", "sparseloco-5", "adam-5", "fedavg-30", "sparseloco-30", "adam-30")
+SHOWN = (DENSE, "default", "fedavg-5", "sparseloco-5", "adam-5", "delayed-5", "fedavg-30", "sparseloco-30", "adam-30")
 #: What the published SparseLoCo sends: 12 bits for a position among 4,096, and 2 for the value, of one element in 64.
 NOTE = f"""\
 Worse: than float32 with the same seeds. Times fewer bytes: than float32 in each step; in an exchange: than float32 as often as the

@@ -60,7 +60,6 @@ def main(args):
         outer=args.outer,
         fragments=args.fragments,
         delay=args.delay,
-        keep=0.5 if args.delay and args.preset != "sparseloco" else 0.0,  # whose memory keeps what is not sent
     )
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)

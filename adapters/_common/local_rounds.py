@@ -47,7 +47,7 @@ class RoundSettings:
     outer: str | OuterOptimizer | None
     fragments: Fragments
     delay: int
-    keep: float
+    keep: float | str
     buffers: str
     weights: str = UNIFORM
     most_samples: float | None = None

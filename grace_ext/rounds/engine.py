@@ -1,7 +1,7 @@
 """When the fragments of a model are exchanged, and when the result reaches the parameters.
 
 Local SGD with an outer optimizer: Douillard et al., DiLoCo, arXiv 2311.08105, algorithm 1. Fragments, delay and mixing:
-Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2.
+Douillard et al., Streaming DiLoCo, arXiv 2501.18512, algorithm 2. Moves that stay: Shen et al., CoCoD-SGD, arXiv 1906.12043.
 """
 
 import concurrent.futures
@@ -20,8 +20,8 @@ from .buffers import SharedBuffers
 from .fragment import Fragment
 from .header import Contribution, Outcome
 from .parameters import Parameters, fitting_arrays
-from .timing import check_kept, check_timing, first_exchange
-from .turn import Turn
+from .timing import MOVES, check_kept, check_timing, first_exchange, share_kept
+from .turn import Turn, check_saved
 from .weights import SAMPLES, UNIFORM
 
 VERSION = 2
@@ -31,7 +31,8 @@ class Rounds:
     """Counts the local steps of a worker, and exchanges fragments when it is their turn.
 
     With fragments p = 0, 1, … of P, fragment p is exchanged every `steps` steps, with the offset p · steps / P. What comes of
-    it is applied `delay` steps later, θ_r = keep · θ_r + (1 - keep) · θ; the exchange goes on in a thread of its own meanwhile.
+    it is applied `delay` steps later, θ_r = θ plus what θ_r has moved in these steps, or θ_r = keep · θ_r + (1 - keep) · θ; the
+    exchange goes on in a thread of its own meanwhile.
 
     A rank whose parameters are not finite contributes nothing to the round, and returns to what the ranks share.
 
@@ -44,8 +45,8 @@ class Rounds:
         seconds: In the place of `steps`: each rank makes as many steps as fit into this time, then waits for the others. For
             a single fragment without delay.
         delay: Number of steps that hide an exchange, from 0 to below steps / P, so that one fragment is under way at a time.
-        keep: What a parameter keeps of itself when the result is applied, from 0 to below 1; above 0 only with a delay, and where
-            no memory keeps the moves that are not sent, too.
+        keep: What a parameter keeps when the result is applied: "moves", those since the exchange began; or a share of itself, 0
+            to below 1, above 0 only with a delay, and where no memory keeps the moves that are not sent, too.
         weights: "uniform", or "samples": each rank counts by its number of samples since the fragment's last exchange, which a
             mean by coordinates does not allow.
         clock: Returns the time in seconds.
@@ -63,7 +64,7 @@ class Rounds:
         steps: int | Callable[[int], int] | None = None,
         seconds: float | None = None,
         delay: int = 0,
-        keep: float = 0.0,
+        keep: float | str = MOVES,
         weights: str = UNIFORM,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -226,9 +227,9 @@ class Rounds:
         weight = turn.samples if self._weights == SAMPLES else float(turn.steps > 0)
         each = (self._clock() - self._began) / turn.steps if turn.steps else 0.0
         own = Contribution(weight, finite, joined, buffers, shared, each, self._exchanged_in)
-        turn.rounds += 1
-        turn.steps, turn.samples, turn.due = 0, 0.0, self._position + self._delay
-        turn.outcome = self._worker.submit(turn.fragment.exchange_round, own, self._clock)
+        if self._delay and self._keep == MOVES:
+            turn.note_parameters(self._parameters)
+        turn.begin(self._worker.submit(turn.fragment.exchange_round, own, self._clock), self._position + self._delay)
 
     def _recover(self) -> None:
         """All parameters of this rank return to what the ranks share, those of other fragments as well: each is computed with
@@ -248,12 +249,11 @@ class Rounds:
         finally:
             self._waited += time.perf_counter() - began
 
-    def _apply(self, turn: Turn, keep: float) -> Outcome:
+    def _apply(self, turn: Turn, keep: float | str) -> Outcome:
         outcome = self._result(turn)
-        turn.outcome = turn.due = None
-        turn.fragment.assign(keep if outcome.finite else 0.0)
+        turn.apply(outcome, self._parameters, keep)
         if outcome.buffers is not None:
-            self._buffers.take(outcome.buffers, keep if outcome.finite else 0.0)
+            self._buffers.take(outcome.buffers, share_kept(keep) if outcome.finite else 0.0)
         self._other_bytes += outcome.other_bytes
         self._exchanged_in = outcome.own_seconds
         if isinstance(self._length, AutoSteps):
@@ -316,8 +316,7 @@ class Rounds:
         """
         if state.get("version") != VERSION:
             raise ConfigError(f"the state of local steps is of version {state.get('version')}; known: {VERSION}")
-        if len(state["turns"]) != len(self._turns):
-            raise ConfigError(f"the state is of {len(state['turns'])} fragments, and there are {len(self._turns)}")
+        check_saved(state["turns"], self._turns, self._keep)
         buffers = fitting_arrays("buffers", {"": state["buffers"]}, {"": self._buffers.values})
         self._wait()
         for number, turn in enumerate(self._turns):

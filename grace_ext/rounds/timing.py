@@ -8,6 +8,9 @@ from ..exchange.buckets import Bucket
 from .auto_steps import AutoSteps
 from .weights import SAMPLES, UNIFORM
 
+#: What `keep` can be beside a share.
+MOVES = "moves"
+
 
 def first_exchange(number: int, fragments: int, steps: int) -> int:
     """Compute after how many steps a fragment is exchanged for the first time; then it is every `steps` steps.
@@ -23,7 +26,7 @@ def first_exchange(number: int, fragments: int, steps: int) -> int:
     return number * steps // fragments or steps
 
 
-def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float, weights: str) -> None:
+def check_timing(fragments: int, steps: object, seconds: float | None, delay: int, keep: float | str, weights: str) -> None:
     """Check arguments of Rounds.
 
     Args:
@@ -59,13 +62,35 @@ def check_timing(fragments: int, steps: object, seconds: float | None, delay: in
         )
     if delay < 0:
         raise ConfigError(f"delay={delay}; allowed: from 0 on")
-    if not 0 <= keep < 1 or keep and not delay:
-        raise ConfigError(f"keep={keep} with delay={delay}; allowed: from 0 to below 1, above 0 only with a delay")
+    share = share_kept(keep)
+    if not 0 <= share < 1 or share and not delay:
+        raise ConfigError(
+            f"keep={keep!r} with delay={delay}; allowed: {MOVES!r}, from 0 to below 1, above 0 only with a delay"
+        )
     if weights not in (UNIFORM, SAMPLES):
         raise ConfigError(f"weights={weights!r}; allowed: {UNIFORM!r}, {SAMPLES!r}")
 
 
-def check_kept(keep: float, buckets: Iterable[Bucket]) -> None:
+def share_kept(keep: float | str) -> float:
+    """Say which share of itself a parameter keeps.
+
+    Args:
+        keep: See Rounds.
+
+    Returns:
+        The share; 0 where moves stay.
+
+    Raises:
+        ConfigError: It is neither a number nor known.
+    """
+    if keep == MOVES:
+        return 0.0
+    if isinstance(keep, str) or not isinstance(keep, int | float):
+        raise ConfigError(f"keep={keep!r}; allowed: {MOVES!r}, or a number from 0 to below 1")
+    return keep
+
+
+def check_kept(keep: float | str, buckets: Iterable[Bucket]) -> None:
     """Check that no move counts twice.
 
     Args:
@@ -75,9 +100,10 @@ def check_kept(keep: float, buckets: Iterable[Bucket]) -> None:
     Raises:
         ConfigError: A memory keeps moves that are not sent, and `keep` leaves them in the parameters, too.
     """
-    for bucket in buckets if keep else ():
+    for bucket in buckets if share_kept(keep) else ():
         if bucket.memory.stateful and not (bucket.memory.sends_differences or bucket.compressor.dense):
             raise ConfigError(
                 f"keep={keep} with {str(bucket.compressor)!r} and memory {str(bucket.memory)!r}: moves that are not sent would stay "
-                "in the parameter and in the memory, and count twice; allowed: keep=0, a dense compression, memory 'none' or 'ef21'"
+                f"in the parameter and in the memory, and count twice; allowed: keep={MOVES!r}, 0, a dense compression, memory "
+                "'none' or 'ef21'"
             )

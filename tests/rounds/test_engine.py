@@ -38,17 +38,26 @@ def streamed(steps, fragments, length, delay, keep, lr=0.7, momentum=0.9):
                 moved = {
                     name: np.mean([shared[name] - parameters[rank][name] for rank in range(RANKS)], axis=0) for name in names
                 }
-                under_way[number] = now + delay, moved
+                began = [{name: parameters[rank][name].copy() for name in names} for rank in range(RANKS)]
+                under_way[number] = now + delay, moved, began
             if number in under_way and under_way[number][0] == now:
-                for name, change in under_way.pop(number)[1].items():
+                _, moved, began = under_way.pop(number)
+                for name, change in moved.items():
                     velocity[name] = momentum * velocity[name] + change
                     shared[name] = shared[name] - lr * (change + momentum * velocity[name])
                     for rank in range(RANKS):
-                        parameters[rank][name] = keep * parameters[rank][name] + (1 - keep) * shared[name]
+                        own = parameters[rank][name]
+                        if keep == "moves":
+                            parameters[rank][name] = shared[name] + own - began[rank][name]
+                        else:
+                            parameters[rank][name] = keep * own + (1 - keep) * shared[name]
     return [np.concatenate([array.ravel() for array in of_rank.values()]) for of_rank in parameters]
 
 
-@pytest.mark.parametrize("length, delay, keep", [(6, 1, 0.5), (7, 0, 0.0), (9, 2, 0.0), (3, 0, 0.0)])
+@pytest.mark.parametrize(
+    "length, delay, keep",
+    [(6, 1, 0.5), (7, 0, 0.0), (9, 2, 0.0), (3, 0, 0.0), (9, 2, "moves"), (6, 1, "moves"), (7, 0, "moves")],
+)
 def test_streaming_is_what_its_algorithm_says(length, delay, keep):
     fragments = [["a"], ["b*"], ["*"]]
     names = [["a"], ["bias", "b"], ["c"]]
@@ -96,6 +105,44 @@ def test_with_a_delay_local_steps_go_on_during_an_exchange():
     for thread in threads:
         thread.join()
     same([found[0], found[1]])
+
+
+def test_moves_during_an_exchange_count_once():
+    """What was moved altogether is in what the ranks share, or in the memories."""
+    steps, start = 23, np.concatenate([array.ravel() for array in arrays().values()])
+
+    def train(transport):
+        worker = Worker(transport, steps=5, delay=3, compression="topk:0.02/raw/raw")
+        worker.train(steps)
+        worker.rounds.synchronize()
+        [memory] = worker.rounds.state_dict()["turns"][0]["fragment"]["exchange"]["memories"].values()
+        return worker.shared, np.concatenate(
+            [memory["residual"].get(name, np.zeros(np.prod(shape))) for name, shape in SHAPES.items()]
+        )
+
+    rows = on_all_ranks(train, RANKS)
+    moved = np.mean(on_all_ranks(lambda t: Worker(t, steps=100).train(steps).flat, RANKS), axis=0) - start
+    waiting = np.mean([residual for _, residual in rows], axis=0)
+    np.testing.assert_allclose(rows[0][0] - waiting, start + moved, rtol=1e-4, atol=1e-5)
+
+
+def test_with_a_delay_too_a_rank_that_is_not_finite_returns_to_what_is_shared():
+    """It is not finite when an exchange begins, and again while one is under way."""
+
+    def train(transport):
+        worker = Worker(transport, steps=4, delay=2)
+        for step in range(20):
+            worker.move(step)
+            if worker.rank == 0 and step in (3, 9):
+                worker.arrays["a"][0, 0] = np.nan
+            worker.rounds.step()
+        worker.rounds.synchronize()
+        return worker.flat, worker.rounds.lost
+
+    rows = on_all_ranks(train, 2)
+    same([row[0] for row in rows])
+    assert np.isfinite(rows[0][0]).all()
+    assert [row[1] for row in rows] == [2, 0]
 
 
 def test_rounds_to_which_nobody_contributes_are_no_steps_of_the_outer_optimizer():
@@ -185,6 +232,7 @@ CASES = {
     "bits": {"steps": 4, "outer": "adam", "memory": "residual:bits=8", "compression": "dense/qsgd:4"},
     "samples": {"steps": 4, "outer": "sgd:1:momentum=0.5", "weights": "samples", "memory": "residual:decay=0.95"},
     "streaming": {**STREAMING, "outer": "yogi"},
+    "nothing stays": {"steps": 4, "delay": 2, "keep": 0.0},
     "delay": {"steps": 4, "delay": 3, "keep": 0.25, "outer": "nesterov", "compression": "dense/qsgd:4"},
 }
 
@@ -362,6 +410,16 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other, said):
     on_all_ranks(load, 2)
 
 
+def test_what_is_under_way_is_applied_as_it_was_begun():
+    def load(transport):
+        state = Worker(transport, steps=4, delay=2).train(5).rounds.state_dict()
+        worker = Worker(transport, steps=4, delay=2, keep=0.0)
+        with pytest.raises(ConfigError, match=r"keep=0\.0, and the state has an exchange under way with another one"):
+            worker.rounds.load_state_dict(state)
+
+    on_all_ranks(load, 2)
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
@@ -374,6 +432,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(other, said):
         ({"steps": 6, "delay": -1}, "delay=-1"),
         ({"steps": 6, "delay": 1, "keep": 1.0}, "keep=1.0"),
         ({"steps": 6, "keep": 0.5}, "only with a delay"),
+        ({"steps": 6, "delay": 1, "keep": "all"}, "keep='all'; allowed: 'moves', or a number from 0 to below 1"),
         ({"steps": 6, "delay": 1, "keep": 0.5, "memory": "residual"}, "in the parameter and in the memory, and count twice"),
         ({"seconds": 0.0}, "seconds=0.0"),
         ({"seconds": 1.0, "fragments": 2}, "one fragment"),
