@@ -43,7 +43,7 @@ def methods() -> dict[str, tuple[str, str, dict]]:
         label, adam = f"SparseLoCo, LocalAdamW, H = {steps}", {"steps": steps, "local_adamw": True}
         found[f"adam-{steps}"] = (label, "local", adam)
         found[f"adam-{steps}{LONGER}"] = (f"{label}, {LENGTHENED:g} times the steps", "local", adam)
-        delay = min(10, (steps + 1) // 2)
+        delay = min(10, steps // 2)
         delayed = f"{label}, delay {delay}", "local", adam | {"delay": delay}
         found[f"delayed-{steps}"] = delayed
         found[f"delayed-{steps}{LONGER}"] = (f"{delayed[0]}, {LENGTHENED:g} times the steps", *delayed[1:])
