@@ -130,7 +130,8 @@ class LocalSteps(RoundMember):
             Whether parameters have changed, because a round has ended.
 
         Raises:
-            ConfigError: `samples` is negative or not finite, or the ranks start from different checkpoints.
+            ConfigError: `samples` is negative or not finite, the ranks start from different checkpoints, or a parameter requires a
+                gradient that did not, or was not there, when LocalSteps was made.
             ExchangeError: An earlier exchange failed, or the ranks are in different rounds.
         """
         return self._current().step(samples)

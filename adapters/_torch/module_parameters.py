@@ -22,8 +22,9 @@ class ModuleParameters(Parameters):
     """
 
     def __init__(self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], average_buffers: bool):
-        self._optimizers = optimizers
+        self._module, self._optimizers = module, optimizers
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._known = {id(p) for p in self._parameters.values()}
         if not self._parameters:
             raise ConfigError("the model has no parameter that requires a gradient")
         for name, p in self._parameters.items():
@@ -40,6 +41,14 @@ class ModuleParameters(Parameters):
         # All vectors are made on the host, so tensors of several devices may share a bucket.
         tensors = [as_tensor(name, p) for name, p in self._parameters.items()]
         return [Tensor(tensor.name, tensor.size, tensor.ndim, shape=tensor.shape) for tensor in tensors]
+
+    def check_complete(self) -> None:
+        for name, p in self._module.named_parameters():
+            if p.requires_grad and id(p) not in self._known:
+                raise ConfigError(
+                    f"parameter {name!r} requires a gradient, and did not when the rounds began, or is new: ranks would train it "
+                    "apart; make a new LocalSteps when parameters are unfrozen or added"
+                )
 
     @torch.no_grad()
     def read(self, name: str, out: np.ndarray) -> None:

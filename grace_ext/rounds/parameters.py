@@ -21,6 +21,13 @@ class Parameters(Protocol):
         """
         raise NotImplementedError
 
+    def check_complete(self) -> None:
+        """Check, when an exchange begins, that nothing else is trained.
+
+        Raises:
+            ConfigError: A parameter that takes no part is trained.
+        """
+
     def read(self, name: str, out: np.ndarray) -> None:
         """Copy a parameter.
 

@@ -241,6 +241,26 @@ def dtypes_strides_and_frozen_parameters():
 
 
 @check
+def parameters_that_are_trained_only_later_are_refused():
+    """Unfrozen, or added to the model."""
+    for change in (
+        lambda model: model.inner[3].requires_grad_(True),
+        lambda model: model.register_module("head", torch.nn.Linear(3, 3)),
+    ):
+        model = net()
+        model.inner[3].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = LocalSteps(model, optimizer, steps=2)
+        train(model, optimizer, local, 3)
+        change(model)
+        with raises(ConfigError, "make a new LocalSteps when parameters are unfrozen or added"):
+            local.step()
+        local = LocalSteps(model, optimizer, steps=2)
+        train(model, optimizer, local, 2)
+        same_on_all_ranks(flat(model))
+
+
+@check
 def muloco_takes_muon_and_adamw():
     model = net()
     matrices = [p for p in model.parameters() if p.ndim == 2]
