@@ -98,15 +98,20 @@ def targets(found: dict[str, Measured]) -> str:
     shortest = min(LENGTHS)
     for ours, other, at_most in [
         *((f"sparseloco-{steps}", f"fedavg-{steps}", 1.0) for steps in LENGTHS),
-        *((f"adam-{steps}", dense, 1.0) for steps in LENGTHS for dense in (f"fedavg-{steps}", f"fedavg-adam-{steps}")),
-        (f"adam-{shortest}", DENSE, WORSE),
+        *(
+            (f"{ours}-{steps}", dense, 1.0)
+            for ours in ("adam", "delayed")
+            for steps in LENGTHS
+            for dense in (f"fedavg-{steps}", f"fedavg-adam-{steps}")
+        ),
+        *((f"{ours}-{shortest}", DENSE, WORSE) for ours in ("adam", "delayed")),
     ]:
         if ours in found and other in found and (against := loss_against(found[ours], found[other])):
             value, seeds = against
             label = f"{found[ours].label}: loss, divided by that of {found[other].label}"
             rows.append([label, f"at most {at_most:g}", f"{value:.4f}, {met(value <= at_most)}", str(seeds)])
     for steps in LENGTHS:
-        for name in (f"sparseloco-{steps}", f"adam-{steps}"):
+        for name in (f"sparseloco-{steps}", f"adam-{steps}", f"delayed-{steps}"):
             if name in found and found[name].runs:
                 fewer = [fewer_bytes(run)[1] for run in found[name].runs.values()]
                 label = f"{found[name].label}: times fewer bytes in an exchange"
