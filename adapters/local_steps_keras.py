@@ -24,7 +24,7 @@ from ._common import state_files
 from ._common.local_rounds import RoundSettings, build_rounds, consolidate
 from ._common.options import CompressionOptions
 from ._horovod.local_rounds import ranks_of
-from ._tensorflow.eager import broadcast_variables
+from ._tensorflow.eager import broadcast_variables, gather
 from ._tensorflow.keras_callback import Callback
 from ._tensorflow.keras_mixins import is_wrapped
 from ._tensorflow.model_parameters import ModelParameters
@@ -57,7 +57,8 @@ class LocalStepsCallback(Callback):
 
     Raises:
         ConfigError: Arguments do not fit together. When training begins: ranks differ, the model's optimizer exchanges something
-            itself, or `steps_per_execution` is not 1.
+            itself or has `use_ema`, or `steps_per_execution` is not 1. When a further `fit` begins: other layers are trainable
+            than before, or the weights are not those with which the last one ended.
         TypeError: An option is unknown.
     """
 
@@ -86,19 +87,47 @@ class LocalStepsCallback(Callback):
         self._trained: Any = None  # the model
         self._saved: dict | None = None  # what was loaded before training
         self._own: list | None = None  # this rank's variables, during a validation
+        self._is_amid = False  # a round: variables may be others than those that the ranks share
+        self._has_begun = False  # this `fit`
 
     def on_train_begin(self, logs: dict | None = None) -> None:
+        self._has_begun = False
+        self._check_compiled()
         if self._rounds is None:
             self._begin()
         elif self._trained is not self.model:
             raise ConfigError("this LocalStepsCallback has trained another model: make one for each model")
+        elif not self._parameters.are_all_trainable():
+            raise ConfigError(
+                "other layers are trainable than when this LocalStepsCallback began: make a new one when layers are frozen or not any "
+                "more"
+            )
 
-    def _begin(self) -> None:
-        process_set, prefix = ranks_of(hvd, self._process_set)
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """A collective. Not earlier: other callbacks restore the model when training begins."""
+        if not (self._has_begun or self._is_amid):
+            own = all(self._parameters.are(fragment.shared) for fragment in self._rounds.fragments)  # type: ignore[union-attr]
+            if not gather([own], self._ranks).all():
+                raise ConfigError(
+                    "weights are not those that the ranks share: set_weights, load_weights or a callback such as BackupAndRestore "
+                    "has changed them, on this rank or another one. Make a new LocalStepsCallback then, and list it behind callbacks "
+                    "that restore weights when training begins"
+                )
+        self._has_begun = True
+
+    def _check_compiled(self) -> None:
         optimizer = self.model.optimizer
         if is_wrapped(optimizer) or hasattr(optimizer, "_allreduce"):  # ours or Horovod's
             raise ConfigError(
                 f"{type(optimizer).__name__} exchanges something in each step: compile with the plain optimizer"
+            )
+        if getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False):
+            raise ConfigError(
+                f"use_ema of {type(optimizer).__name__}: its averages are each rank's own, and Keras puts them in the place of what "
+                "the ranks share; allowed with local steps: use_ema=False"
             )
         model: Any = self.model
         # An int in Keras 3, a variable in tf_keras.
@@ -107,6 +136,9 @@ class LocalStepsCallback(Callback):
         )
         if int(per_execution) != 1:
             raise ConfigError(f"steps_per_execution={int(per_execution)}; allowed with local steps: 1")
+
+    def _begin(self) -> None:
+        process_set, prefix = ranks_of(hvd, self._process_set)
         transport = EagerTransport(process_set)
         parameters = ModelParameters(self.model, self._settings.buffers == "average")
         rounds, self._worker = build_rounds(
@@ -119,13 +151,16 @@ class LocalStepsCallback(Callback):
         if self._saved is not None:
             rounds.load_state_dict(self._saved)
             self._saved = None
-        self._rounds, self._parameters, self._trained = rounds, parameters, self.model
+        self._rounds, self._parameters, self._trained, self._ranks = rounds, parameters, self.model, process_set
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._is_amid = True
         self._rounds.step()  # type: ignore[union-attr]  # training has begun
 
     def on_train_end(self, logs: dict | None = None) -> None:
+        self._check_weights()  # where there was no epoch left
         self._rounds.join()  # type: ignore[union-attr]
+        self._is_amid = False
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Of a validation within `fit`, too, whose end is in the middle of a round."""
@@ -193,6 +228,7 @@ class LocalStepsCallback(Callback):
         state["turns"] = {int(number): turn for number, turn in state["turns"].items()}
         for turn in state["turns"].values():
             turn["fragment"]["exchange"] = state_files.with_numbered_ranks(turn["fragment"]["exchange"])
+        self._is_amid = any(turn["steps"] or turn["under_way"] for turn in state["turns"].values())
         if self._rounds is None:
             self._saved = state
         else:

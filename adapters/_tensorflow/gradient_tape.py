@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+# The question whether a tape records has no public name.
+from tensorflow.python.eager.record import could_possibly_record
+
 from grace_ext import ConfigError
 from grace_ext.pipeline.compressor import Compressor
 
-from .._common.subclassing import instance_like, subclass
+from .._common.subclassing import subclass
+from .eager import has_others
 from .options import Options
 from .reduce import Reducer
 
@@ -78,13 +82,14 @@ def DistributedGradientTape(
     shared.refuse_steps_in_memory("use DistributedOptimizer")
     if not isinstance(gradtape, tf.GradientTape) or hasattr(type(gradtape), "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")
-    wrapped = instance_like(subclass(type(gradtape), _WrappedTape), gradtape)
-    wrapped._options, wrapped._local_sources, wrapped._reducer = shared, [], None
+    cls = subclass(type(gradtape), _WrappedTape, _options=shared, _local_sources=[], _reducer=None)
+    wrapped = cls.__new__(cls)
+    wrapped.__dict__ = gradtape.__dict__  # one of the two can end what the other has begun, as at the end of a with block
     return wrapped
 
 
 class _WrappedTape:
-    """What a wrapped tape does differently from the class that was wrapped, its `_plain`."""
+    """What a wrapped tape does differently from the class that was wrapped, its `_plain`. Each tape has a class of its own."""
 
     if TYPE_CHECKING:  # what the class that is made of it has
         _plain: Any
@@ -106,9 +111,48 @@ class _WrappedTape:
         """
         gradients = tf.nest.flatten(self._plain.gradient(self, target, sources, *args, **kwargs))
         flat_sources = tf.nest.flatten(sources)
-        self._reducer = _reducer_of(self._options, flat_sources)
-        reduced = self._reducer.reduce(gradients, flat_sources, self._local_sources)
+        reducer = type(self)._reducer = _reducer_of(self._options, flat_sources)
+        reduced = reducer.reduce(gradients, flat_sources, self._local_sources)
+        if reducer.active and (could_possibly_record() or not tf.executing_eagerly()):
+            reduced = [one if given is None else _last(one) for given, one in zip(gradients, reduced, strict=True)]
         return tf.nest.pack_sequence_as(sources, reduced)
+
+    def jacobian(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """Not supported, because each of its rows would be exchanged as if it were the gradients of a step.
+
+        Args:
+            target: See tf.GradientTape.
+            sources: See tf.GradientTape.
+            *args: See tf.GradientTape.
+            **kwargs: See tf.GradientTape.
+
+        Raises:
+            ConfigError: There is another rank.
+        """
+        self._refuse_rows("jacobian")
+        return self._plain.jacobian(self, target, sources, *args, **kwargs)
+
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Not supported: see jacobian.
+
+        Args:
+            target: See tf.GradientTape.
+            source: See tf.GradientTape.
+            *args: See tf.GradientTape.
+            **kwargs: See tf.GradientTape.
+
+        Raises:
+            ConfigError: There is another rank.
+        """
+        self._refuse_rows("batch_jacobian")
+        return self._plain.batch_jacobian(self, target, source, *args, **kwargs)
+
+    def _refuse_rows(self, method: str) -> None:
+        if has_others(self._options.process_set):
+            raise ConfigError(
+                f"{method} of a DistributedGradientTape would exchange row by row: call it on the tape that was wrapped, and "
+                f"hvd.allreduce with what it gives"
+            )
 
     def register_local_source(self, source: Any) -> None:
         """Leave a source's gradient out of the exchange.
@@ -126,6 +170,24 @@ class _WrappedTape:
             tapes.
         """
         return {"steps": 0} if self._reducer is None else self._reducer.stats()
+
+
+def _last(gradient: Any) -> Any:
+    """The gradient, of which there is no further derivative: TensorFlow would take it to be zero without a word."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_last(gradient.values), gradient.indices, gradient.dense_shape)
+
+    @tf.custom_gradient
+    def identity(values):
+        def refuse(*upstream):
+            raise ConfigError(
+                "derivatives of gradients that a DistributedGradientTape has exchanged are not supported: take the inner gradients "
+                "from a plain tf.GradientTape, and wrap the outer tape"
+            )
+
+        return tf.identity(values), refuse
+
+    return identity(gradient)
 
 
 def compression_stats(sources: Any) -> dict:

@@ -39,4 +39,5 @@ def _with_bases(cls: type, bases: tuple[type, ...]) -> type:
 
 def native_variable(variable: Any) -> tf.Variable:
     """The tf.Variable in a variable of Keras 3."""
-    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+    inner = getattr(variable, "value", None)
+    return inner if isinstance(inner, tf.Variable) else variable

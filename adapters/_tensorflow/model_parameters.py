@@ -47,6 +47,17 @@ class ModelParameters(Parameters):
         with np.errstate(invalid="ignore", over="ignore"):  # the engine looks for what is not finite
             np.subtract(start, _values(variable), out=out)
 
+    def are_all_trainable(self) -> bool:
+        """Whether the variables are those that are trainable now."""
+        return [*map(id, self._model.trainable_variables)] == [*map(id, self._variables.values())]
+
+    def are(self, shared: Mapping[str, np.ndarray]) -> bool:
+        """Whether variables have these values, float32[n] by name, as their dtypes round them."""
+        moves = {name: np.empty(values.size, np.float32) for name, values in shared.items()}
+        for name, values in shared.items():
+            self.moved(name, values, moves[name])
+        return not any(move.any() for move in moves.values())
+
     def assign(self, name: str, shared: np.ndarray, keep: float) -> None:
         _mix(self._variables[name], shared, keep)
 

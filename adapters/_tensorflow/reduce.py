@@ -25,6 +25,7 @@ from .._horovod.options import group_names, prefix_of
 from .eager import gather, has_others
 from .exchange_graph import ExchangeGraph, StepOrder
 from .following_states import FollowingStates
+from .keras_callback import native_variable
 from .names import common_names, name_of, unique
 from .options import Options
 from .saved_state import Restore
@@ -64,7 +65,7 @@ class Reducer:
             return list(gradients)
         check_not_compiled()
         if local:
-            return self._reduce_shared(gradients, variables, {id(variable) for variable in local})
+            return self._reduce_shared(gradients, variables, {id(native_variable(variable)) for variable in local})
         names = unique([name_of(variable) for variable in variables])
         given = {
             name: self._checked(name, gradient, variable)
@@ -79,7 +80,7 @@ class Reducer:
 
     def _reduce_shared(self, gradients, variables, local: set[int]) -> list:
         """Only those that are not local."""
-        shared = [i for i, variable in enumerate(variables) if id(variable) not in local]
+        shared = [i for i, variable in enumerate(variables) if id(native_variable(variable)) not in local]
         reduced = self.reduce([gradients[i] for i in shared], [variables[i] for i in shared])
         scale = 1 / self.options.process_set.size() if self.options.scale_local_gradients else 1.0
         result = [scaled(gradient, scale) for gradient in gradients]
@@ -102,8 +103,7 @@ class Reducer:
         tables = {name for name, gradient in given.items() if isinstance(gradient, tf.IndexedSlices)}
         key = tuple((name, gradient.dtype, name in tables or tuple(gradient.shape)) for name, gradient in given.items())
         for name, variable in variables.items():  # each time, since variables may be made anew
-            inner = getattr(variable, "value", None)
-            self._names[id(inner if isinstance(inner, tf.Variable) else variable)] = name
+            self._names[id(native_variable(variable))] = name
         if key not in self._layouts:
             common = dict(zip(variables, common_names(list(variables)), strict=True))
             tensors = [_tensor(name, gradient, variables[name], common[name]) for name, gradient in given.items()]

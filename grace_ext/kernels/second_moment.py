@@ -208,15 +208,16 @@ def square_sums_at(at, vector, shapes, sums):
         row_at += height + width
 
 
-@kernel("void(float32[::1], int64, float32, float64, float32, float32, float32, float32[::1])")
-def root_moments(state, rows, clipped, relative_square, added, smoothing, clip, roots):
+@kernel("void(float32[::1], int64, float32, float64, float32, float32, float32, float32, float32[::1])")
+def root_moments(state, rows, clipped, relative_square, kept, added, smoothing, clip, roots):
     """roots = the roots of a matrix's second moments, by row and then by column, whose products are those of its elements.
 
     state: float32[3 + rows + columns], see `update_moments`; clipped: what has become of each element since, a factor;
-    added: what `update_moments` has added to V, which changes by the square of that factor; relative_square: see there; clip:
-    the largest root mean square of the update, above which the roots are larger in proportion; roots: float32[rows + columns].
+    kept, added: the parts of V that `update_moments` has kept of the earlier one and added, which changes by the square of that
+    factor; relative_square: see there; clip: the largest root mean square of the update, above which the roots are larger in
+    proportion; roots: float32[rows + columns]. The sum is made anew, since V has lost what was small beside a large `added`.
     """
-    state[0] += (clipped * clipped - np.float32(1)) * added
+    state[0] = kept + clipped * clipped * added
     root = np.sqrt(state[0] / state[1])
     update = np.float32(0)
     if root != 0:

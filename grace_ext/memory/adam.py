@@ -194,10 +194,12 @@ class Adam(ResidualByTensor):
         finite, relative, beta2 = np.empty(len(tensors), np.bool_), np.empty(len(tensors)), np.float32(self.beta2)
         rows, positions = np.empty((2, len(tensors)), np.int64)
         values = np.empty(len(tensors), np.float32)
+        starts = np.cumsum([0, *sizes[:-1]])
+        kept, added = beta2 * states[starts], (np.float32(1) - beta2) * squares
         update_moments(shapes, sums, squares, beta2, self.smoothing, states, finite, rows, relative)
         find_largest(shapes, rows, positions, values)
-        added, at = (np.float32(1) - beta2) * squares, 0
-        described = zip(*(found.tolist() for found in (positions, values, added, relative)), strict=True)
+        at = 0
+        described = zip(*(found.tolist() for found in (positions, values, kept, added, relative)), strict=True)
         for tensor, size, fits, arrived in zip(tensors, sizes, finite.tolist(), described, strict=True):
             if fits:  # else the squares do not fit float32
                 self._second.put(tensor.name, states[at : at + size])
@@ -217,7 +219,9 @@ class Adam(ResidualByTensor):
             return np.full(rows, np.inf, np.float32), np.ones(columns, np.float32)
         clipped = element_at(arrived.position) / arrived.value if arrived.value else 1.0
         roots = np.empty(rows + columns, np.float32)
-        root_moments(state, rows, clipped, arrived.relative_square, arrived.added, self.smoothing, self.clip, roots)
+        root_moments(
+            state, rows, clipped, arrived.relative_square, arrived.kept, arrived.added, self.smoothing, self.clip, roots
+        )
         self._follow_rate(tensor.name, state, rate)
         return roots[:rows], roots[rows:]
 
@@ -250,11 +254,13 @@ class Adam(ResidualByTensor):
 class _Arrived(NamedTuple):
     """What there is to know of a tensor's part of a result.
 
-    position and value: of an element that is large. added, relative_square: see the kernels root_moments and update_moments.
+    position and value: of an element that is large. kept, added, relative_square: see the kernels root_moments and
+    update_moments.
     """
 
     position: int
     value: float
+    kept: float
     added: float
     relative_square: float
 

@@ -164,7 +164,7 @@ def test_roots_of_moments(clipped):
     moment = 4 + (clipped**2 - 1) * 2
     update = abs(clipped) * np.sqrt(30) / np.sqrt(moment / 0.5)
     found = np.empty(5, np.float32)
-    root_moments(state, rows, clipped, 30.0, 2, 0.5, 0.75, found)
+    root_moments(state, rows, clipped, 30.0, 2, 2, 0.5, 0.75, found)
     expected = [
         roots_of_shares(state[3:6], 0.5) * np.sqrt(moment / 0.5) * max(1, update / 0.75),
         roots_of_shares(state[6:], 0.5),
@@ -173,9 +173,15 @@ def test_roots_of_moments(clipped):
     assert state.tolist() == [moment, 0.5, 7, 0, 1, 3, 2, 2]
 
 
+def test_what_clipping_left_of_a_huge_gradient_does_not_spoil_the_moment():
+    state = np.array([0.95 + 0.05e10, 1, 0, 1, 1, 1, 1], np.float32)  # in which 0.95 is lost
+    root_moments(state, 2, 1e-5, 1.0, 0.95, 0.05e10, 0.5, 1e9, np.empty(4, np.float32))
+    assert state[0] == pytest.approx(1.0)
+
+
 def test_roots_of_nothing():
     found = np.empty(5, np.float32)
-    root_moments(np.array([0, 0.5, 0, 0, 0, 0, 0, 0], np.float32), 3, 1, 0.0, 0, 0.5, 1, found)
+    root_moments(np.array([0, 0.5, 0, 0, 0, 0, 0, 0], np.float32), 3, 1, 0.0, 0, 0, 0.5, 1, found)
     assert same_bits(found, np.array([0, 0, 0, 1, 1], np.float32))
 
 

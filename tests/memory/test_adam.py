@@ -104,15 +104,16 @@ def test_sums_of_some_steps_are_not_cut_down():
     np.testing.assert_array_equal(root, free)
 
 
-def test_clipped_gradients_count_as_clipped():
-    """Whoever halves every gradient before the step gets the same step."""
-    (outs, whole, _), (_, halved, _) = (
-        on_all_ranks(lambda transport, f=factor: run(transport, 5, f, memory="adam"), RANKS)[0] for factor in (1.0, 0.5)
+@pytest.mark.parametrize("factor", [0.5, 2.0**-15])
+def test_clipped_gradients_count_as_clipped(factor):
+    """Whoever makes every gradient smaller before the step, as by half, gets the same step."""
+    (outs, whole, _), (_, clipped, _) = (
+        on_all_ranks(lambda transport, f=part: run(transport, 5, f, memory="adam"), RANKS)[0] for part in (1.0, factor)
     )
     assert len(outs) == 5
-    for wide, narrow in zip(whole, halved, strict=True):
+    for wide, narrow in zip(whole, clipped, strict=True):
         for one, other in zip(wide, narrow, strict=True):
-            np.testing.assert_allclose(other, 0.5 * one, rtol=1e-5)
+            np.testing.assert_allclose(other, factor * one, rtol=1e-5)
 
 
 def test_the_sum_over_ranks_and_a_weight_scale_the_root_as_the_result():

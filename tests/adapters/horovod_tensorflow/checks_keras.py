@@ -17,6 +17,7 @@ from grace_ext import ConfigError, ExchangeError
 from grace_ext.adapters.horovod_tensorflow import (
     BroadcastGlobalVariablesCallback,
     CompressionStatsCallback,
+    DistributedGradientTape,
     DistributedOptimizer,
     LearningRateWarmupCallback,
     MetricAverageCallback,
@@ -296,13 +297,20 @@ def a_local_variable_is_not_exchanged():
     for kind, (api, sgd) in SGD.items():
         net = model(api)
         optimizer = DistributedOptimizer(sgd(0.1), compression="dense/raw")
-        optimizer.register_local_var(net.get_layer("last").kernel)
+        kernel = net.get_layer("last").kernel
+        optimizer.register_local_var(kernel.value if kind == "keras" else kernel)  # the tf.Variable in it
         net.compile(optimizer, api.losses.MeanSquaredError())
         fit(net)
         local = np.asarray(net.get_layer("last").kernel)
         others = of_all_ranks(local)
         assert not np.array_equal(others[0], others[-1]), kind
         same_on_all_ranks(np.asarray(net.get_layer("last").bias))
+    variable = keras.Variable(np.zeros(3, np.float32))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable.value) * (hvd.rank() + 1)
+    tape = DistributedGradientTape(tape, scale_local_gradients=False)
+    tape.register_local_source(variable)
+    assert np.array_equal(tape.gradient(loss, [variable.value])[0], [hvd.rank() + 1] * 3)
 
 
 @check

@@ -294,3 +294,38 @@ def the_tape_keeps_the_structure_and_leaves_local_sources_alone():
     assert np.allclose(one, received["body"][1], atol=1e-6)
     with raises(ConfigError, "not wrapped yet"):
         DistributedGradientTape(wrapped)
+
+
+@check
+def a_tape_can_be_wrapped_while_it_records():
+    x = tf.Variable(random((8,))[0])
+    for inside in (True, False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x**2)
+            wrapped = DistributedGradientTape(tape, compression="dense/raw")
+            loss = 2 * loss
+            if inside:
+                received = wrapped.gradient(loss, x)
+        received = received if inside else wrapped.gradient(loss, x)
+        assert np.allclose(received, 4 * of_all_ranks(x).mean(0), atol=1e-5)
+
+
+@check
+def derivatives_of_what_was_exchanged_are_refused():
+    x = tf.Variable(random((8,))[0])
+
+    def second_order():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x**3)
+            penalty = tf.reduce_sum(DistributedGradientTape(tape, compression="dense/raw").gradient(loss, x)) + loss
+        outer.gradient(penalty, x)
+
+    for run in (second_order, tf.function(second_order)):
+        with raises(ConfigError, "derivatives of gradients that a DistributedGradientTape has exchanged"):
+            run()
+    with tf.GradientTape(persistent=True) as tape:
+        squares = x**2
+    for method in ("jacobian", "batch_jacobian"):
+        with raises(ConfigError, f"{method} of a DistributedGradientTape would exchange row by row"):
+            getattr(DistributedGradientTape(tape), method)(squares, x)

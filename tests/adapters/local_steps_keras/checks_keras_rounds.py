@@ -184,6 +184,8 @@ def what_cannot_work_is_refused():
     for api in APIS:
         with raises(ConfigError, "steps_per_execution=3"):
             fit(compiled(api, steps_per_execution=3), [callback])
+        with raises(ConfigError, "use_ema"):
+            fit(compiled(api, api.optimizers.SGD(0.1, use_ema=True)), [callback])
     fit(compiled(keras), [callback])
     with raises(ConfigError, "has trained another model"):
         fit(compiled(keras), [callback])
@@ -195,6 +197,44 @@ def what_cannot_work_is_refused():
         LocalStepsCallback(weights="samples")
     with raises(ConfigError, "all ranks must make their rounds from the same model with the same options"):
         fit(compiled(keras), [LocalStepsCallback(steps=2 + hvd.rank())])
+
+
+@check
+def what_has_changed_since_the_last_fit_is_refused():
+    for api in APIS:
+        net, callback = compiled(api), LocalStepsCallback("fedavg", steps=2)
+        fit(net, [callback], data(steps=1))
+        net.compile(api.optimizers.SGD(0.1), "mse", steps_per_execution=3)
+        with raises(ConfigError, "steps_per_execution=3"):
+            fit(net, [callback])
+        net.get_layer("hidden").trainable = False
+        net.compile(api.optimizers.SGD(0.1), "mse")
+        with raises(ConfigError, "other layers are trainable"):
+            fit(net, [callback])
+        net.get_layer("hidden").trainable = True
+        net.compile(api.optimizers.SGD(0.1), "mse")
+        fit(net, [callback], data(steps=1))
+        if hvd.rank() == 1:
+            net.set_weights(compiled(api, seed=4).get_weights())
+        with raises(ConfigError, "weights are not those that the ranks share"):
+            fit(net, [callback])
+
+
+@check
+def weights_that_another_callback_restores_are_taken_over_or_refused():
+    for api in APIS:
+        restored = compiled(api, seed=4).get_weights()
+
+        class Restore(api.callbacks.Callback):
+            def on_train_begin(self, logs=None, weights=restored):
+                self.model.set_weights(weights)
+
+        net, other = compiled(api), compiled(api, seed=4)
+        fit(net, [Restore(), LocalStepsCallback("sparseloco", steps=2)])
+        fit(other, [LocalStepsCallback("sparseloco", steps=2)])
+        assert (flat(net) == flat(other)).all()
+        with raises(ConfigError, "list it behind callbacks that restore weights"):
+            fit(compiled(api), [LocalStepsCallback("sparseloco", steps=2), Restore()])
 
 
 @check
