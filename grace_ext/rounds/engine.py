@@ -220,6 +220,7 @@ class Rounds:
         return ended
 
     def _start(self, turn: Turn, joined: bool) -> None:
+        self._parameters.check()
         buffers, shared, are_finite = self._buffers.read(turn is self._turns[0])
         finite = turn.fragment.measure() and are_finite
         if not finite:

@@ -21,6 +21,13 @@ class Parameters(Protocol):
         """
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Check, when a round begins, that what is trained is still what `tensors` describes.
+
+        Raises:
+            ConfigError: The model has changed.
+        """
+
     def read(self, name: str, out: np.ndarray) -> None:
         """Copy a parameter.
 

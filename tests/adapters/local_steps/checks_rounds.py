@@ -387,6 +387,36 @@ def what_makes_no_sense_is_refused():
 
 
 @check
+def parameters_that_would_become_a_ranks_own_are_refused():
+    def unfreeze(model, optimizer):
+        model.inner[0].weight.requires_grad_(True)
+
+    def replace(model, optimizer):
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+    def add_to_the_model(model, optimizer):
+        model.register_parameter("scale", torch.nn.Parameter(torch.zeros(3)))
+
+    def add_to_the_optimizer(model, optimizer):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+
+    changes = {unfreeze: "inner.0.weight were", replace: "inner.0.bias", add_to_the_model: "scale were"}
+    for change, says in (changes | {add_to_the_optimizer: "not the model's, the first one of shape (3,)"}).items():
+        model = net()
+        model.inner[0].weight.requires_grad_(False)
+        optimizer = adamw(model)
+        local = LocalSteps(model, optimizer, steps=2)
+        train(model, optimizer, local, 2)
+        change(model, optimizer)
+        with raises(ConfigError, says):
+            train(model, optimizer, local, 2, first=2)
+    with raises(ConfigError, "not the model's"):
+        LocalSteps(net(), adamw(net()))
+    with raises(ConfigError, "'weight' is of type UninitializedParameter; allowed"):
+        LocalSteps(torch.nn.LazyLinear(3), adamw(net()))
+
+
+@check
 def ranks_that_differ_are_refused_by_all():
     model = net()
     optimizer = adamw(model)
