@@ -130,8 +130,8 @@ class LocalSteps(RoundMember):
             Whether parameters have changed, because a round has ended.
 
         Raises:
-            ConfigError: `samples` is negative or not finite, the ranks start from different checkpoints, or a parameter requires a
-                gradient that did not, or was not there, when LocalSteps was made.
+            ConfigError: `samples` is negative or not finite, the ranks start from different checkpoints, or parameters of the model or
+                of the optimizers are others than when LocalSteps was made.
             ExchangeError: An earlier exchange failed, or the ranks are in different rounds.
         """
         return self._current().step(samples)

@@ -23,13 +23,18 @@ class ModuleParameters(Parameters):
 
     def __init__(self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], average_buffers: bool):
         self._module, self._optimizers = module, optimizers
+        for name, p in module.named_parameters():
+            if torch.nn.parameter.is_lazy(p) or hasattr(p, "full_tensor"):
+                raise ConfigError(
+                    f"parameter {name!r} is of type {type(p).__name__}; allowed: parameters with a shape, whole on each rank"
+                )
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._known = {id(p) for p in self._parameters.values()}
         if not self._parameters:
             raise ConfigError("the model has no parameter that requires a gradient")
         for name, p in self._parameters.items():
             if not p.is_floating_point() or p.layout != torch.strided:
                 raise ConfigError(f"parameter {name!r} is {p.dtype}, {p.layout}; allowed: real floating point, dense")
+        self.check()
         buffers = dict(module.named_buffers())
         #: What is the same on all ranks at the start, but takes no part in rounds: frozen parameters, and all buffers.
         self.others = {name: p.data for name, p in module.named_parameters() if not p.requires_grad} | buffers
@@ -37,18 +42,30 @@ class ModuleParameters(Parameters):
         kept = module.state_dict(keep_vars=True).keys()
         self._own = {name: buffer for name, buffer in buffers.items() if name in kept}
 
+    def check(self) -> None:
+        now = dict(self._module.named_parameters())
+        wrong = [name for name, p in now.items() if p.requires_grad and name not in self._parameters]
+        wrong += [name for name, p in self._parameters.items() if now.get(name) is not p]
+        if wrong:
+            raise ConfigError(
+                f"parameters {', '.join(wrong[:5])} were unfrozen, added, removed or replaced (as by load_state_dict(assign=True)) "
+                "after the rounds of local steps were made, and would become each rank's own; allowed: such a change after "
+                "synchronize() on all ranks, and then a new LocalSteps"
+            )
+        known = {id(p) for p in now.values()}
+        groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        others = [tuple(p.shape) for group in groups for p in group if p.requires_grad and id(p) not in known]
+        if others:
+            raise ConfigError(
+                f"an optimizer has {len(others)} parameters that are not the model's, the first one of shape {others[0]}: they would "
+                "become each rank's own; allowed: a module that contains all parameters of the optimizers, or a LocalSteps for each "
+                "module with its optimizer. What is to stay each rank's own belongs to an optimizer that is not given here"
+            )
+
     def tensors(self) -> list[Tensor]:
         # All vectors are made on the host, so tensors of several devices may share a bucket.
         tensors = [as_tensor(name, p) for name, p in self._parameters.items()]
         return [Tensor(tensor.name, tensor.size, tensor.ndim, shape=tensor.shape) for tensor in tensors]
-
-    def check_complete(self) -> None:
-        for name, p in self._module.named_parameters():
-            if p.requires_grad and id(p) not in self._known:
-                raise ConfigError(
-                    f"parameter {name!r} requires a gradient, and did not when the rounds began, or is new: ranks would train it "
-                    "apart; make a new LocalSteps when parameters are unfrozen or added"
-                )
 
     @torch.no_grad()
     def read(self, name: str, out: np.ndarray) -> None:

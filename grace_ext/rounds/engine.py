@@ -127,7 +127,7 @@ class Rounds:
             Whether parameters have changed.
 
         Raises:
-            ConfigError: `samples` is negative or not finite, or a parameter that takes no part is trained.
+            ConfigError: `samples` is negative or not finite, or what is trained has changed.
             ExchangeError: An earlier exchange failed, or the ranks are in different rounds.
         """
         if not (samples >= 0 and math.isfinite(samples)):
@@ -220,7 +220,7 @@ class Rounds:
         return ended
 
     def _start(self, turn: Turn, joined: bool) -> None:
-        self._parameters.check_complete()
+        self._parameters.check()
         buffers, shared, are_finite = self._buffers.read(turn is self._turns[0])
         finite = turn.fragment.measure() and are_finite
         if not finite:

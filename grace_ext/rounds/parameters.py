@@ -21,11 +21,11 @@ class Parameters(Protocol):
         """
         raise NotImplementedError
 
-    def check_complete(self) -> None:
-        """Check, when an exchange begins, that nothing else is trained.
+    def check(self) -> None:
+        """Check, when a round begins, that what is trained is still what `tensors` describes.
 
         Raises:
-            ConfigError: A parameter that takes no part is trained.
+            ConfigError: The model has changed.
         """
 
     def read(self, name: str, out: np.ndarray) -> None:

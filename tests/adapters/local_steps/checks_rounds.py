@@ -241,26 +241,6 @@ def dtypes_strides_and_frozen_parameters():
 
 
 @check
-def parameters_that_are_trained_only_later_are_refused():
-    """Unfrozen, or added to the model."""
-    for change in (
-        lambda model: model.inner[3].requires_grad_(True),
-        lambda model: model.register_module("head", torch.nn.Linear(3, 3)),
-    ):
-        model = net()
-        model.inner[3].requires_grad_(False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        local = LocalSteps(model, optimizer, steps=2)
-        train(model, optimizer, local, 3)
-        change(model)
-        with raises(ConfigError, "make a new LocalSteps when parameters are unfrozen or added"):
-            local.step()
-        local = LocalSteps(model, optimizer, steps=2)
-        train(model, optimizer, local, 2)
-        same_on_all_ranks(flat(model))
-
-
-@check
 def muloco_takes_muon_and_adamw():
     model = net()
     matrices = [p for p in model.parameters() if p.ndim == 2]
@@ -404,6 +384,36 @@ def what_makes_no_sense_is_refused():
             local = LocalSteps(model, optimizer)
             with raises(ConfigError, "does not know of these rounds"):
                 local.step()
+
+
+@check
+def parameters_that_would_become_a_ranks_own_are_refused():
+    def unfreeze(model, optimizer):
+        model.inner[0].weight.requires_grad_(True)
+
+    def replace(model, optimizer):
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+    def add_to_the_model(model, optimizer):
+        model.register_parameter("scale", torch.nn.Parameter(torch.zeros(3)))
+
+    def add_to_the_optimizer(model, optimizer):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+
+    changes = {unfreeze: "inner.0.weight were", replace: "inner.0.bias", add_to_the_model: "scale were"}
+    for change, says in (changes | {add_to_the_optimizer: "not the model's, the first one of shape (3,)"}).items():
+        model = net()
+        model.inner[0].weight.requires_grad_(False)
+        optimizer = adamw(model)
+        local = LocalSteps(model, optimizer, steps=2)
+        train(model, optimizer, local, 2)
+        change(model, optimizer)
+        with raises(ConfigError, says):
+            train(model, optimizer, local, 2, first=2)
+    with raises(ConfigError, "not the model's"):
+        LocalSteps(net(), adamw(net()))
+    with raises(ConfigError, "'weight' is of type UninitializedParameter; allowed"):
+        LocalSteps(torch.nn.LazyLinear(3), adamw(net()))
 
 
 @check
