@@ -97,11 +97,8 @@ class LocalStepsCallback(Callback):
             self._begin()
         elif self._trained is not self.model:
             raise ConfigError("this LocalStepsCallback has trained another model: make one for each model")
-        elif not self._parameters.are_all_trainable():
-            raise ConfigError(
-                "other layers are trainable than when this LocalStepsCallback began: make a new one when layers are frozen or not any "
-                "more"
-            )
+        else:
+            self._parameters.check()
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._check_weights()

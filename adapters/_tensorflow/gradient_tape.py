@@ -82,7 +82,7 @@ def DistributedGradientTape(
     shared.refuse_steps_in_memory("use DistributedOptimizer")
     if not isinstance(gradtape, tf.GradientTape) or hasattr(type(gradtape), "_plain"):
         raise ConfigError(f"a tf.GradientTape that is not wrapped yet was expected, not {gradtape!r}")
-    cls = subclass(type(gradtape), _WrappedTape, _options=shared, _local_sources=[], _reducer=None)
+    cls: Any = subclass(type(gradtape), _WrappedTape, _options=shared, _local_sources=[], _reducer=None)
     wrapped = cls.__new__(cls)
     wrapped.__dict__ = gradtape.__dict__  # one of the two can end what the other has begun, as at the end of a with block
     return wrapped
@@ -178,8 +178,8 @@ def _last(gradient: Any) -> Any:
         return tf.IndexedSlices(_last(gradient.values), gradient.indices, gradient.dense_shape)
 
     @tf.custom_gradient
-    def identity(values):
-        def refuse(*upstream):
+    def identity(values: Any) -> Any:
+        def refuse(*upstream: Any) -> None:
             raise ConfigError(
                 "derivatives of gradients that a DistributedGradientTape has exchanged are not supported: take the inner gradients "
                 "from a plain tf.GradientTape, and wrap the outer tape"

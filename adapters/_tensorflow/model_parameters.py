@@ -47,9 +47,12 @@ class ModelParameters(Parameters):
         with np.errstate(invalid="ignore", over="ignore"):  # the engine looks for what is not finite
             np.subtract(start, _values(variable), out=out)
 
-    def are_all_trainable(self) -> bool:
-        """Whether the variables are those that are trainable now."""
-        return [*map(id, self._model.trainable_variables)] == [*map(id, self._variables.values())]
+    def check(self) -> None:
+        if [*map(id, self._model.trainable_variables)] != [*map(id, self._variables.values())]:
+            raise ConfigError(
+                "other layers are trainable than when this LocalStepsCallback began: make a new one when layers are frozen or not any "
+                "more"
+            )
 
     def are(self, shared: Mapping[str, np.ndarray]) -> bool:
         """Whether variables have these values, float32[n] by name, as their dtypes round them."""
