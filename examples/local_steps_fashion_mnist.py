@@ -60,6 +60,7 @@ def main(args):
         outer=args.outer,
         fragments=args.fragments,
         delay=args.delay,
+        keep=args.keep,
     )
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -89,6 +90,12 @@ if __name__ == "__main__":
     parser.add_argument("--outer", help="an outer optimizer (default: the preset's)")
     parser.add_argument("--fragments", type=int, default=1, help="parts that are exchanged at their own offsets")
     parser.add_argument("--delay", type=int, default=0, help="steps that hide an exchange")
+    parser.add_argument(
+        "--keep",
+        default="moves",
+        type=lambda given: given if given == "moves" else float(given),
+        help="what parameters keep of their own when a result is applied after the delay: moves, or a share",
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
     parser.add_argument("--lr", type=float, default=1e-3)

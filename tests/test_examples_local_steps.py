@@ -21,9 +21,10 @@ def data(tmp_path_factory):
     "options, least",
     [
         (["--steps", "8"], 300),
-        (["--preset", "diloco", "--steps", "6", "--fragments", "2", "--delay", "2", "--compression", "dense/qsgd:4"], 20),
+        (["--steps", "8", "--delay", "5"], 300),
+        ("--preset diloco --steps 6 --fragments 2 --delay 2 --keep 0.5 --compression dense/qsgd:4".split(), 20),
     ],
-    ids=["sparseloco", "streaming"],
+    ids=["sparseloco", "delayed", "streaming"],
 )
 def test_the_example_learns_and_sends_little(data, tmp_path, options, least):
     log = tmp_path / "log.jsonl"
